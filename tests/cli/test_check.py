@@ -179,7 +179,7 @@ def test_annotations_of_github_actions(broken: Path) -> None:
 
 
 def test_annotations_escape_what_the_runner_would_read() -> None:
-    from strati.comparison.check_results import Check
+    from strati.comparison.check import Check
     from strati.comparison.damage import Finding
 
     found = (Finding("a%\nb", "hole", "50% zeros"), Finding(None, "quantised", "a note"))

@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strati.comparison.dtypes import (
+from strati.comparison.update import update_between
+from strati.comparison.update_rank import (
+    LEVEL,
     effective_dtype,
     is_conversion,
     quantised_variance,
     rounding_variance,
+    smallest_rank,
 )
-from strati.comparison.update import update_between
-from strati.comparison.update_rank import LEVEL, smallest_rank
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 

@@ -21,7 +21,7 @@ from torch import nn
 
 import strati
 from strati.io.adapters.merge import merged, unwrapped
-from strati.io.adapters.patterns import PatternTable, matches
+from strati.io.adapters.recognise import PatternTable, matches
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -122,7 +122,7 @@ def command(
       strati check tuned/ --base base/ --fail-on dense
       strati check tuned/ --base base/ --fail-if 'changed > 20%'
     """
-    from strati.comparison.check_results import CODES
+    from strati.comparison.check import CODES
     from strati.explain import explain
 
     if listed:

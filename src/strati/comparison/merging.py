@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.comparison.dtypes import effective_dtype, rounded, rounding_variance, spacing
+from strati.comparison.update_rank import effective_dtype, rounded, rounding_variance, spacing
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -21,12 +21,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from strati.comparison.dtypes import effective_dtype, is_conversion, quantised_variance, rounding_variance
 from strati.comparison.merging import Interference, Mixture, interference, mixture
 from strati.comparison.results import LayerUpdate, RoundingError
 from strati.comparison.unit_alignment import Renumbering
 from strati.comparison.update import Intruder, Update, agreement, relative_change, update_between
-from strati.comparison.update_rank import RankTest, UpdateKind
+from strati.comparison.update_rank import (
+    RankTest,
+    UpdateKind,
+    effective_dtype,
+    is_conversion,
+    quantised_variance,
+    rounding_variance,
+)
 from strati.core.results import Flag, jsonable
 from strati.core.rng import stream
 from strati.io.adapters.lora import resolution

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.comparison.compare import matched_layers
-from strati.comparison.dtypes import effective_dtype, is_conversion
 from strati.comparison.pair_update import whole
 from strati.comparison.unit_alignment import UnitOrder, unit_order
 from strati.comparison.update import agreement, grid_step
-from strati.comparison.update_rank import UpdateKind, rank_test
+from strati.comparison.update_rank import UpdateKind, effective_dtype, is_conversion, rank_test
 from strati.core.rng import stream
 from strati.io.roles import Role
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from strati.comparison.dtypes import is_conversion
 from strati.comparison.matching import bare_names
 from strati.comparison.results import ComparedVector, Movement
+from strati.comparison.update_rank import is_conversion
 from strati.io.align import align
 from strati.io.roles import Role
 from strati.io.views import View

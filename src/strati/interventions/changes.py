@@ -189,8 +189,7 @@ def tensors_of(source: Any) -> dict[str, NDArray[Any]]:
     Raises:
         BadInputError: It is no network, the file is broken, or an adapter's base is not there.
     """
-    from strati.io.adapters.merge import carries_adapter, is_adapter, unwrapped
-    from strati.io.adapters.module import merge_with_base
+    from strati.io.adapters.merge import carries_adapter, is_adapter, merge_with_base, unwrapped
     from strati.io.network import open as open_network
 
     network = open_network(source)

@@ -18,7 +18,7 @@ import numpy as np
 
 from strati.core.errors import BadInputError
 from strati.core.results import Flag
-from strati.io.adapters.patterns import ADAPTER_KINDS
+from strati.io.adapters.recognise import ADAPTER_KINDS
 from strati.io.checkpoint_file import Hint, Kind, RawCheckpoint, Skipped, numpy_dtype
 from strati.io.checkpoint_file import Tensor as Record
 from strati.io.formats import state_dict as state

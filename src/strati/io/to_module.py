@@ -24,8 +24,7 @@ import numpy as np
 from strati.core.errors import BadInputError, UnsupportedError, require
 from strati.core.options import resolve
 from strati.core.results import Tick, silent
-from strati.io.adapters.merge import is_adapter
-from strati.io.adapters.module import adapted_module
+from strati.io.adapters.merge import adapted_module, is_adapter
 from strati.io.in_memory import check_values, is_module
 
 if TYPE_CHECKING:

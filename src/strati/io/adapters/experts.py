@@ -17,7 +17,7 @@ from strati.io.adapters.lora import AdapterUpdate
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.io.adapters.patterns import PatternTable
+    from strati.io.adapters.recognise import PatternTable
     from strati.io.checkpoint_file import RawCheckpoint, Tensor
 
 _APART = {

@@ -7,23 +7,25 @@ DoRA (Liu et al. 2024) gives every output row of the merged weight a length of i
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.core.errors import BadInputError
+from strati.core.errors import BadInputError, UnsupportedError
 from strati.io.adapters.experts import split_by_expert
 from strati.io.adapters.recognise import settings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from torch import nn
 
     from strati.io.adapters.lora import AdapterUpdate
     from strati.io.network import Network
 
+_INSTEAD = "or load both with PEFT and pass the model"
 _PREFIXES = ("base_model.model.", "model.", "module.", "transformer.")
 
 
@@ -356,3 +358,64 @@ def _with_rows(weight: NDArray[Any], rows: list[int], tensor: str, adapter: Netw
     changed = np.array(weight, np.float32)
     changed[rows] = adapter.contents.read(tensor)
     return changed
+
+
+def adapted_module(network: Network, rebuilt: Callable[[Network], nn.Module]) -> nn.Module:
+    """The base of an adapter with its updates added.
+
+    Args:
+        network: An adapter, or a base and an adapter put together.
+        rebuilt: Makes a module of the base.
+
+    Raises:
+        BadInputError: The base is not said or not there, or the adapter belongs to another network.
+        UnsupportedError: The module has other names than the base's files.
+    """
+    import torch
+
+    both = network if network.parts else merge_with_base(network)
+    base, adapter = both.parts
+    model = rebuilt(base)
+    parameters = {bare_name(name): value for name, value in model.state_dict().items()}
+    for update in adapter.contents.adapters.values():
+        if bare_name(update.name) not in parameters:
+            why = (
+                f"has no place of its own in {type(model).__name__}; merge the adapter with PEFT, {_INSTEAD}"
+            )
+            raise UnsupportedError(update.name, why)
+    with torch.no_grad():
+        for tensor in both.tensors:
+            place = parameters.get(bare_name(tensor.name))
+            if place is not None and tuple(place.shape) == tensor.shape:
+                place.copy_(torch.tensor(_real(both.read(tensor.name))))
+    return model
+
+
+def merge_with_base(adapter: Network) -> Network:
+    """The network that an adapter makes of its base.
+
+    Raises:
+        BadInputError: The base is not said or not there, or the adapter belongs to another network.
+    """
+    return merged(_base(adapter), adapter)
+
+
+def _base(adapter: Network) -> Network:
+    """The network that an adapter names as its base: a folder, beside the adapter or not, or a name in the cache."""
+    from strati.io.network import open as open_network
+
+    config = adapter.config or {}
+    named = (config.get("adapter_config") or config).get("base_model_name_or_path")
+    if not isinstance(named, str) or not named:
+        why = f"is an adapter that does not say which network it belongs to; merge them first, {_INSTEAD}"
+        raise BadInputError(adapter.path, why)
+    beside = Path(adapter.path).parent / named
+    try:
+        return open_network(named if Path(named).exists() or not beside.exists() else beside)
+    except BadInputError as error:
+        why = f"its base cannot be opened ({error}); put it there, {_INSTEAD}"
+        raise BadInputError(adapter.path, why) from None
+
+
+def _real(values: Any) -> Any:
+    return np.asarray(values, dtype=np.float64 if values.dtype == np.float64 else np.float32)

@@ -4,7 +4,9 @@ PEFT names them ``X.lora_A.weight`` and ``X.lora_B.weight`` in files, with the a
 memory, ``lora_embedding_A`` and ``B`` for embeddings, ``lora_magnitude_vector`` for DoRA. The scale follows from
 ``adapter_config.json``: ``lora_alpha``, ``alpha_pattern``, ``use_rslora``. Updates of a parameter instead of a module
 (``target_parameters``: experts fused in one tensor) are in ``experts.py``, the kohya and LyCORIS formats in
-``lycoris.py``. AdaLoRA adds a vector: the update is :math:`s\,B\,\mathrm{diag}(E)\,A`.
+``lycoris.py``. Patterns of ``rank_pattern`` and ``alpha_pattern`` are regular expressions out of an untrusted file:
+``regex`` matches them with a limit on the time, and sizes and repetitions are limited before they are compiled,
+because ``x{4000000000}`` alone takes gigabytes. AdaLoRA adds a vector: the update is :math:`s\,B\,\mathrm{diag}(E)\,A`.
 """
 
 from __future__ import annotations
@@ -23,12 +25,18 @@ from strati.io.adapters.experts import parameter_updates
 from strati.io.adapters.lora import AdapterUpdate
 from strati.io.adapters.lycoris import PART as LYCORIS_PART
 from strati.io.adapters.lycoris import dotted, lycoris_update
-from strati.io.adapters.patterns import PatternTable
 from strati.io.checkpoint_file import Hint, RawCheckpoint, Skipped, Tensor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+ADAPTER_KINDS = ("LORA", "DORA", "ADALORA", "LOHA", "LOKR")
+"""Kinds of PEFT adapter that are read."""
+
+_LONGEST = 250  # characters of a pattern, and of a name that is matched
+_MOST_REPEATS = 10_000  # product of all numbers in {m,n}
+_SECONDS = 0.25
+_REPEAT = re.compile(r"\{([0-9]{1,4})(?:,([0-9]{0,4}))?\}")
 _PART = re.compile(
     r"(?P<module>.+)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_E|lora_magnitude_vector)"
     r"(?:\.(?P<adapter>(?!weight$)[^.]+))?(?:\.weight)?$"
@@ -238,3 +246,55 @@ def _warnings(contents: RawCheckpoint, adapter_updates: list[AdapterUpdate]) -> 
                 "what the network computes; save it with path_initial_model_for_weight_conversion"
             )
             yield Flag("adapter-changed-base", text)
+
+
+def matches(pattern: str, name: str) -> bool | None:
+    r"""Whether a module's name ends in a match of the pattern, as PEFT asks: ``(.*\.)?(pattern)$``.
+
+    Returns:
+        ``None`` where the pattern is too long, takes too long, or is none that PEFT's settings need.
+
+    Examples:
+        >>> matches("q_proj", "model.layers.0.q_proj"), matches("proj", "model.layers.0.q_proj")
+        (True, False)
+        >>> matches(r"layers\.(0|1)\..*_proj", "model.layers.1.self_attn.v_proj")
+        True
+        >>> matches("x{4000000000}", "x"), matches("(?=x)y", "y")
+        (None, None)
+    """
+    import regex
+
+    repeats = math.prod(max(int(m[1]), int(m[2] or 1), 1) for m in _REPEAT.finditer(pattern))
+    plain = _REPEAT.sub("", pattern).replace("(?:", "(").replace(r"\{", "")
+    if max(len(pattern), len(name)) > _LONGEST or repeats > _MOST_REPEATS or "(?" in plain or "{" in plain:
+        return None
+    try:
+        return regex.match(rf"(.*\.)?({pattern})$", name, timeout=_SECONDS) is not None
+    except (regex.error, TimeoutError):
+        return None
+
+
+class PatternTable:
+    """Values by patterns; the first pattern that matches decides.
+
+    Examples:
+        >>> table = PatternTable({"k_proj": 2, "q_proj": 7, "(?=x)": 1})
+        >>> table.value("layers.0.q_proj"), table.readable, table.value("layers.0.v_proj"), table.readable
+        (7, True, None, False)
+    """
+
+    def __init__(self, table: object) -> None:
+        self._table = table if isinstance(table, Mapping) else {}
+        self.readable = True
+        """Whether every pattern that was tried could be matched; once one could not, none is tried any more."""
+
+    def value(self, name: str) -> object:
+        """What the table gives a module; ``None`` where no pattern matches."""
+        for pattern, value in self._table.items() if self.readable else ():
+            matched = matches(str(pattern), name)
+            if matched is None:
+                self.readable = False
+                return None
+            if matched:
+                return value
+        return None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from strati.core.display import natural
 from strati.core.errors import BadInputError, IncompleteError, UnsupportedError
 from strati.core.results import Flag
-from strati.io.adapters.patterns import ADAPTER_KINDS
+from strati.io.adapters.recognise import ADAPTER_KINDS
 from strati.io.checkpoint_file import MappedFile, RawCheckpoint
 from strati.io.file_formats import DISTRIBUTED
 from strati.io.file_formats import ENDINGS as FILE_FORMATS
