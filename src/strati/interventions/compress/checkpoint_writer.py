@@ -4,25 +4,54 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
+import torch
 from torch import nn
 
+from strati.comparison.extract_adapter import extract_adapter
 from strati.core.errors import BadInputError, UnsupportedError
 from strati.interventions.compress.costs import KEEP
+from strati.interventions.compress.factored import can_factor, factor_tensors, load_factored, write_map
+from strati.interventions.compress.packed import PackedLayer, packed_layer, write_config
+from strati.interventions.compress.rewrite_checkpoint import (
+    Rewrite,
+    find_tensor,
+    rewrite_directory,
+    rewrite_file,
+    write_safetensors,
+)
+from strati.interventions.edits import truncated_parameters
+from strati.interventions.evaluator import Evaluator, open_evaluators
+from strati.interventions.expert_removal import remove_experts
+from strati.interventions.experts import find_experts
+from strati.interventions.input_covariance import SequentialInputs
 from strati.interventions.kinds import EXPERT_KINDS, read_setting, reads_inputs
-from strati.interventions.targets import Change
+from strati.interventions.targets import (
+    Change,
+    Target,
+    as_matrix,
+    find_targets,
+    from_matrix,
+    in_single,
+    put_values,
+    values_of,
+)
+from strati.interventions.tasks import calibration_data
+from strati.interventions.unit_removal import head_count, remove_units, removed_units, zero_units
+from strati.io.network import open as open_network
+from strati.io.to_module import as_module
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from strati.interventions.compress.apply import ApplyConfig
-    from strati.interventions.compress.packed import PackedLayer
-    from strati.interventions.compress.rewrite_checkpoint import Rewrite
-    from strati.interventions.input_covariance import SequentialInputs
     from strati.interventions.study import Study
 
 
@@ -36,8 +65,6 @@ class Edits:
         study: Study | None,
         settings: ApplyConfig,
     ) -> None:
-        from strati.interventions.evaluator import Evaluator, open_evaluators
-        from strati.interventions.targets import Target
 
         self.model, self.action = model, str(wanted["action"])
         self.chosen = {x["name"]: x["choice"] for x in wanted["layers"] if x["choice"] != KEEP}
@@ -82,12 +109,6 @@ class Edits:
 
     def _edit(self, name: str, choice: str, settings: ApplyConfig) -> int:
         """Make one layer's change; returns how many parameters that saves."""
-        from strati.interventions.compress.factored import can_factor
-        from strati.interventions.compress.packed import packed_layer
-        from strati.interventions.edits import truncated_parameters
-        from strati.interventions.targets import as_matrix, from_matrix, put_values, values_of
-        from strati.interventions.unit_removal import head_count, removed_units, zero_units
-
         target = self.evaluator.target(name)
         if self.action == "drop":
             return sum(p.numel() for p in self.model.get_submodule(name).parameters())
@@ -130,10 +151,13 @@ class Edits:
         """The changed network in the format of its source; without one, as ``model.safetensors``."""
         if self.reduced is not None:
             self._write_reduced(source, folder)
-        elif source is None:
-            self.write_module(folder)
-        else:
+        elif source is not None:
             self.write_file(source, folder)
+        else:  # a module in memory: its tensors as they are first, then rewritten like any other file
+            with tempfile.TemporaryDirectory() as place:
+                unchanged = Path(place) / "model.safetensors"
+                write_safetensors(unchanged, _tensors(self.model))
+                self.write_file(unchanged, folder)
 
     def _reduced(self) -> Any:
         """A copy of the network without the experts, heads or neurons that the plan removes, its config adjusted.
@@ -141,11 +165,6 @@ class Edits:
         Raises:
             UnsupportedError: Layers would have different numbers of them, which no config can say.
         """
-        from strati.interventions.expert_removal import remove_experts
-        from strati.interventions.experts import find_experts
-        from strati.interventions.targets import Change, find_targets, put_values
-        from strati.interventions.unit_removal import remove_units
-
         made: Any = copy.deepcopy(self.model)
         if self.units:
             unit = str(read_setting(next(iter(self.chosen.values())))["unit"])
@@ -172,17 +191,10 @@ class Edits:
         return made
 
     def _write_reduced(self, source: Path | None, folder: Path) -> None:
-        import shutil
-
-        import torch
-
-        from strati.interventions.compress.rewrite_checkpoint import write_safetensors
 
         made: Any = self.reduced
         if source is None or not hasattr(made, "save_pretrained"):
-            write_safetensors(
-                folder / "model.safetensors", {n: _plain(v) for n, v in made.state_dict().items()}
-            )
+            write_safetensors(folder / "model.safetensors", _tensors(made))
             return
         if not source.is_dir():
             raise UnsupportedError(
@@ -196,36 +208,8 @@ class Edits:
             if file.is_file() and not weights and not (folder / file.name).exists():
                 shutil.copy2(file, folder / file.name)
 
-    def write_module(self, folder: Path) -> None:
-        """A module in memory as ``model.safetensors``."""
-        from strati.interventions.compress.factored import factor_tensors, write_map
-        from strati.interventions.compress.rewrite_checkpoint import write_safetensors
-
-        state = {n: v.detach().cpu() for n, v in self.model.state_dict().items()}
-        rename = self._rename(list(state))
-        tensors: dict[str, Any] = {}
-        names_by_pointer: dict[int, str] = {}
-        for name, value in state.items():
-            layer = name.removesuffix(".weight")
-            new = rename(name)
-            if new is None or (value.data_ptr() in names_by_pointer and value.numel() > 1):
-                continue
-            names_by_pointer[value.data_ptr()] = name
-            if layer in self.factors:
-                pair = factor_tensors(layer, *self.factors[layer], self.evaluator.target(layer))
-                tensors |= {n: _as_stored(v, value) for n, v in pair.items()}
-            elif layer in self.weights and name.endswith(".weight"):
-                tensors[new] = _as_stored(self.weights[layer], value)
-            else:
-                tensors[new] = _plain(value)
-        write_safetensors(folder / "model.safetensors", tensors)
-        if self.factors:
-            write_map(folder, self._map({}))
-
     def write_adapter(self, folder: Path) -> None:
         """The updates of an ``adapt`` plan as a PEFT adapter of the base; layers that are kept get full rank."""
-        from strati.comparison.extract_adapter import extract_adapter
-
         base = {
             name: tensor
             for name, tensor in next(iter(self.evaluator.others.values())).items()
@@ -244,36 +228,20 @@ class Edits:
 
     def write_file(self, source: Path, folder: Path) -> None:
         """A file or directory in the format it came in."""
-        from strati.interventions.compress import rewrite_checkpoint as files
-        from strati.interventions.compress.factored import write_map
-        from strati.interventions.compress.packed import write_config
-        from strati.io.network import open as open_network
-
         network = open_network(source)
         rewrite, places = self._rewrite(network)
         if source.is_dir():
-            files.rewrite_directory(source, folder, rewrite)
+            rewrite_directory(source, folder, rewrite)
             if self.removed:
                 self._shorten_config(folder)
             if self.packed:
                 write_config(folder, self.packed)
-        elif network.format == "safetensors":
-            files.rewrite_safetensors(source, folder / source.name, rewrite)
-        elif network.format == "npz":
-            files.rewrite_npz(source, folder / source.name, rewrite)
-        elif network.format.startswith("torch"):
-            names = [t.name for t in network.tensors]
-            files.rewrite_torch(source, folder / source.name, rewrite, names)
         else:
-            why = f"is {network.format}; apply writes safetensors, Hugging Face directories, torch and .npz files"
-            raise UnsupportedError(source, why)
+            rewrite_file(network, folder / source.name, rewrite)
         if self.factors:
             write_map(folder, self._map(places))
 
     def _rewrite(self, network: Any) -> tuple[Rewrite, dict[str, str]]:
-        from strati.interventions.compress.factored import factor_tensors
-        from strati.interventions.compress.rewrite_checkpoint import Rewrite, find_tensor
-        from strati.interventions.targets import values_of
 
         shapes = {t.name: tuple(t.shape) for t in network.tensors if t.floating}
         replace: dict[str, dict[str, Any]] = {}
@@ -339,16 +307,12 @@ class Edits:
 
     def _map(self, places: Mapping[str, str]) -> dict[str, Any]:
         return {
-            layer: {"rank": int(first.shape[0]), "tensor": places.get(layer, f"{layer}.weight")}
+            layer: {"rank": int(first.shape[0]), "tensor": places[layer]}
             for layer, (first, _) in self.factors.items()
         }
 
     def reopen(self, folder: Path, source: Path | None, study: Study | None) -> nn.Module:
         """The network as it was written, read back."""
-        import torch
-
-        from strati.interventions.compress.factored import load_factored
-
         if self.reduced is not None and (source is None or not source.is_dir()):
             return self.reduced.eval()  # type: ignore[no-any-return]
         if self.factors:
@@ -356,7 +320,6 @@ class Edits:
         if source is not None:
             place = folder if source.is_dir() else folder / source.name
             return open_network_of(place, study)
-        from strati.io.network import open as open_network
 
         made = copy.deepcopy(self.model)
         for name in sorted(self.removed, key=lambda n: -int(n.rpartition(".")[2])):
@@ -379,11 +342,6 @@ def _calibration(model: nn.Module, study: Study | None, calibration: Any) -> Seq
     Raises:
         BadInputError: There are none.
     """
-    from strati.interventions.evaluator import open_evaluators
-    from strati.interventions.input_covariance import SequentialInputs
-    from strati.interventions.targets import in_single
-    from strati.interventions.tasks import calibration_data
-
     copied = in_single(copy.deepcopy(model)).eval()
     if calibration is not None:
         context = 128 if study is None else study.origin.context
@@ -417,9 +375,6 @@ def _head(stack: str, numbers: Sequence[int], names: Sequence[str]) -> str:
 
 def open_network_of(source: Path, study: Study | None) -> nn.Module:
     """A checkpoint as a module, opened as the study opened it."""
-    from strati.interventions.targets import in_single
-    from strati.io.to_module import as_module
-
     networks = [] if study is None else list(study.origin.networks.values())
     activation: Any = networks[0].activation if networks else "relu"
     return in_single(as_module(source, activation=activation)).eval()
@@ -430,13 +385,17 @@ def _parameters(model: nn.Module) -> int:
 
 
 def _plain(value: Any) -> NDArray[Any]:
-    import ml_dtypes
-    import torch
 
     if value.dtype == torch.bfloat16:
         return value.float().numpy().astype(ml_dtypes.bfloat16)  # type: ignore[no-any-return]
     return value.contiguous().numpy()  # type: ignore[no-any-return]
 
 
-def _as_stored(values: NDArray[Any], like: Any) -> NDArray[Any]:
-    return values.astype(_plain(like[:0]).dtype)
+def _tensors(model: nn.Module) -> dict[str, NDArray[Any]]:
+    """The tensors of a module by name; one that two names share is written once."""
+    first: dict[int, str] = {}
+    tensors = {}
+    for name, value in model.state_dict().items():
+        if value.numel() < 2 or first.setdefault(value.data_ptr(), name) == name:
+            tensors[name] = _plain(value.detach().cpu())
+    return tensors

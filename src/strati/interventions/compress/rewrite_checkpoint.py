@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
@@ -18,7 +18,6 @@ import ml_dtypes
 import numpy as np
 
 from strati.core.errors import BadInputError, UnsupportedError
-from strati.interventions.compress import rewrite_checkpoint as files
 from strati.io.formats.state_dict import WRAPPERS
 
 if TYPE_CHECKING:
@@ -53,6 +52,34 @@ class Rewrite:
     replace: Mapping[str, Mapping[str, NDArray[Any]]]
     rename: Callable[[str], str | None]
 
+    def tensors(self, names: Iterable[str]) -> Iterator[tuple[str, str, NDArray[Any] | None]]:
+        """Old name, new name and new values of every tensor that is left; without values it stays as it is."""
+        for name in names:
+            if name in self.replace:
+                yield from ((name, other, values) for other, values in self.replace[name].items())
+            else:
+                other_name = self.rename(name)
+                if other_name is not None:
+                    yield name, other_name, None
+
+
+def rewrite_file(network: Network, target: Path, rewrite: Rewrite) -> None:
+    """Write the file of a network again, in its own format.
+
+    Raises:
+        UnsupportedError: That format is not written.
+    """
+    source, names = Path(network.path), [t.name for t in network.tensors]
+    if network.format == "safetensors":
+        rewrite_safetensors(source, target, rewrite)
+    elif network.format == "npz":
+        rewrite_npz(source, target, rewrite)
+    elif network.format.startswith("torch"):
+        rewrite_torch(source, target, rewrite, names)
+    else:
+        why = f"is {network.format}; safetensors, torch and .npz files and directories of safetensors are written"
+        raise UnsupportedError(source, why)
+
 
 def rewrite_safetensors(source: Path, target: Path, rewrite: Rewrite) -> list[str]:
     """Write a safetensors file again with some tensors changed; returns the names it holds."""
@@ -64,22 +91,17 @@ def rewrite_safetensors(source: Path, target: Path, rewrite: Rewrite) -> list[st
         new: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
         parts: list[tuple[int, int] | bytes] = []
         place = 0
-        for name, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"][0]):
-            if name in rewrite.replace:
-                for other, values in rewrite.replace[name].items():
-                    stored = cast(values, about["dtype"], name)
-                    raw, kind = stored.tobytes(), _NAMES[stored.dtype]
-                    ends = [place, place + len(raw)]
-                    new[other] = {"dtype": kind, "shape": list(values.shape), "data_offsets": ends}
-                    parts.append(raw)
-                    place += len(raw)
-                continue
-            other_name = rewrite.rename(name)
-            if other_name is None:
-                continue
+        ordered = sorted(header, key=lambda name: header[name]["data_offsets"][0])
+        for name, other, values in rewrite.tensors(ordered):
+            about = header[name]
             first, last = about["data_offsets"]
-            new[other_name] = about | {"data_offsets": [place, place + last - first]}
-            parts.append((start + first, last - first))
+            part: tuple[int, int] | bytes = (start + first, last - first)
+            if values is not None:
+                stored = cast(values, about["dtype"], name)
+                part, first, last = stored.tobytes(), 0, stored.nbytes
+                about = {"dtype": _NAMES[stored.dtype], "shape": list(values.shape)}
+            new[other] = about | {"data_offsets": [place, place + last - first]}
+            parts.append(part)
             place += last - first
         with target.open("wb") as out:
             out.write(_header(new))
@@ -138,14 +160,10 @@ def cast(values: NDArray[Any], dtype: str, name: str) -> NDArray[Any]:
 def rewrite_npz(source: Path, target: Path, rewrite: Rewrite) -> None:
     """Write an ``.npz`` again with some arrays changed."""
     with np.load(source, allow_pickle=False) as file:
-        arrays: dict[str, Any] = {}
-        for name in file.files:
-            if name in rewrite.replace:
-                arrays |= {n: v.astype(file[name].dtype) for n, v in rewrite.replace[name].items()}
-                continue
-            other = rewrite.rename(name)
-            if other is not None:
-                arrays[other] = file[name]
+        arrays = {
+            other: file[name] if values is None else values.astype(file[name].dtype)
+            for name, other, values in rewrite.tensors(file.files)
+        }
     with target.open("wb") as out:
         np.savez(out, **arrays)
 
@@ -166,17 +184,12 @@ def rewrite_torch(source: Path, target: Path, rewrite: Rewrite, names: Sequence[
         why = "its tensors do not lie in one table; save the network's state_dict() alone, or as safetensors"
         raise UnsupportedError(source, why)
     state, prefix = place
+    named = {str(key).removeprefix(prefix): value for key, value in state.items()}
     new: dict[str, Any] = {}
-    for key, value in state.items():
-        name = str(key).removeprefix(prefix)
-        if name in rewrite.replace:
-            for other, array in rewrite.replace[name].items():
-                values = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
-                new[f"{prefix}{other}"] = values.to(value.dtype)
-            continue
-        renamed = rewrite.rename(name)
-        if renamed is not None:
-            new[f"{prefix}{renamed}"] = value
+    for name, other, values in rewrite.tensors(named):
+        old = named[name]
+        array = None if values is None else np.ascontiguousarray(values, dtype=np.float32)
+        new[f"{prefix}{other}"] = old if array is None else torch.from_numpy(array).to(old.dtype)
     try:
         with target.open("wb") as out:
             torch.save(_with(checkpoint, state, new), out)
@@ -282,26 +295,17 @@ def write_renumbered(network: Network, order: UnitOrder | None, target: str | Pa
         UnsupportedError: Its format is not written, or a layer is part of a fused tensor.
     """
     changed = {} if order is None else renumbered_tensors(network, order)
-    rewrite = files.Rewrite({name: {name: values} for name, values in changed.items()}, lambda name: name)
+    rewrite = Rewrite({name: {name: values} for name, values in changed.items()}, lambda name: name)
     source, place = Path(network.path), Path(target)
     folder = Path(mkdtemp(prefix=f".{place.name}.", dir=place.parent))
     try:
         if source.is_dir():
-            files.rewrite_directory(source, folder, rewrite)
+            rewrite_directory(source, folder, rewrite)
             folder.chmod(0o755)
             folder.replace(place)
             return
         new = folder / place.name
-        if network.format == "safetensors":
-            files.rewrite_safetensors(source, new, rewrite)
-        elif network.format == "npz":
-            files.rewrite_npz(source, new, rewrite)
-        elif network.format.startswith("torch"):
-            files.rewrite_torch(source, new, rewrite, [t.name for t in network.tensors])
-        else:
-            raise UnsupportedError(
-                source, f"is {network.format}; safetensors, torch and .npz files and directories are written"
-            )
+        rewrite_file(network, new, rewrite)
         new.replace(place)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
