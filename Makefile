@@ -84,6 +84,7 @@ oracles: .venv-oracles/ready.stamp
 	.venv-oracles/bin/python -m pip -q install $(TORCH) weightwatcher==0.7.7 devinterp==2.0.1 curvlinops-for-pytorch==3.0.1 lycoris-lora==4.1.3 rebasin==0.0.47
 # curvlinops pulls a torchvision that does not load beside the CPU torch, and transformers then fails to import.
 	.venv-oracles/bin/python -m pip -q uninstall -y torchvision
+	.venv-oracles/bin/python -m pip -q install --no-deps pyhessian==0.1
 	.venv-oracles/bin/python -m pip -q install -e . hypothesis jsonschema pytest pytest-timeout
 	touch $@
 

@@ -50,8 +50,8 @@ def networks(quick: bool) -> dict[str, Objective]:
         "transformer": language_model(),
     }
     if not quick:
-        problems["wide MLP"] = classified(mlp(784, 2048, 1536, 512, 10), 64, 784)
-        problems["widest MLP"] = classified(mlp(1024, 4096, 3072, 1024, 10), 64, 1024)
+        problems["wide MLP"] = classified(mlp(784, 2048, 1536, 512, 10), 256, 784)
+        problems["widest MLP"] = classified(mlp(1024, 4096, 3072, 1024, 10), 256, 1024)
     return problems
 
 

@@ -84,16 +84,17 @@ class Products:
         return (2 * signs - 1).to(self.theta)
 
     def _apply(self, columns: Tensor) -> Tensor:
-        total = torch.zeros_like(columns)
+        vectors = columns.T.contiguous()
+        total = torch.zeros_like(vectors)
         for piece, weight in self._pieces:
             product = self._graph or self._prepare(piece, weight)
             if len(self._pieces) == 1:
                 self._graph = product
-            for number, column in enumerate(columns.T):
-                total[:, number] += product(column).detach()
+            for number, vector in enumerate(vectors):
+                total[number] += product(vector).detach()
                 if piece is self._pieces[-1][0]:
                     self._done()
-        return total
+        return total.T
 
     def _cut(self, graph_bytes: int) -> Iterator[tuple[Objective, float]]:
         """Pieces of the data and their weights in the mean loss; a loss of the caller's is computed whole."""
