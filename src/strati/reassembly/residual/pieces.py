@@ -161,10 +161,7 @@ def sort_out(pieces: Sequence[Piece], *, width: int | None = None, where: object
         raise BadInputError(where, _why_not(pieces, shapes) + _twins(pieces))
     d, h, last_shape = readings[0]
     last = next(p for p in pieces if p.weight.shape == last_shape)
-    others = [p for p in pieces if p is not last]
-    inner = tuple(p for p in others if p.weight.shape == (h, d))
-    outer = tuple(p for p in others if p.weight.shape == (d, h))
-    return _with_norms(PieceSet(inner, outer, last), norms, where)
+    return _with_norms(_with_last(pieces, last, (h, d)), norms, where)
 
 
 def sort_all(
@@ -184,7 +181,7 @@ def sort_all(
     inner, outer = (outputs, width), (width, outputs)
     only_these = len(pieces) > 2 and len(pieces) % 2 == 1 and set(shapes) == {inner, outer}
     if only_these and (inner == outer or shapes[inner] == shapes[outer] + 1):
-        piece_sets = [_with_last(pieces, last) for last in pieces if last.weight.shape == inner]
+        piece_sets = [_with_last(pieces, last, inner) for last in pieces if last.weight.shape == inner]
         return [_with_norms(piece_set, norms, where) for piece_set in piece_sets]
     return [sort_out(every, width=width, where=where)]
 
@@ -214,11 +211,12 @@ def _with_norms(piece_set: PieceSet, norms: Sequence[Piece], where: object) -> P
     return replace(piece_set, norms=tuple(norms), centred=any(p.biased for p in norms))
 
 
-def _with_last(pieces: Sequence[Piece], last: Piece) -> PieceSet:
-    others = [p for p in pieces if p is not last]
-    shape = last.weight.shape
-    inner = tuple(p for p in others if p.weight.shape == shape)
-    return PieceSet(inner, tuple(p for p in others if p.weight.shape == shape[::-1]), last)
+def _with_last(pieces: Sequence[Piece], last: Piece, shape: tuple[int, int]) -> PieceSet:
+    """The set with a given last layer and input projections of a given shape."""
+    inner, outer = (
+        tuple(p for p in pieces if p is not last and p.weight.shape == side) for side in (shape, shape[::-1])
+    )
+    return PieceSet(inner, outer, last)
 
 
 def _readings(shapes: Counter[tuple[int, ...]]) -> list[tuple[int, int, tuple[int, ...]]]:
@@ -241,35 +239,22 @@ def _readings(shapes: Counter[tuple[int, ...]]) -> list[tuple[int, int, tuple[in
 
 def _why_not(pieces: Sequence[Piece], shapes: Counter[tuple[int, ...]]) -> str:
     """The most likely thing wrong with a set of shapes that makes no network."""
-    listed = ", ".join(f"{count} of {r}x{c}" for (r, c), count in shapes.most_common(6)) or "norms only"
-    common = [shape for shape, count in shapes.most_common(2) if count > 1 or len(pieces) <= 3]
-    if not common:
-        return f"these shapes make no residual network: {listed}"
-    commonest = common[0]
-    if commonest[0] == commonest[1]:
-        fitting = {commonest}
-    elif len(common) > 1 and common[1] == commonest[::-1]:
-        fitting = {commonest, commonest[::-1]}
-    else:
-        return (
-            f"expected as many output projections as input projections (the transposed shape), there are {listed}: "
-            "pieces are missing or of another network"
-        )
-    others = [p for p in pieces if p.weight.shape not in fitting]
-    lasts = [p for p in others if p.weight.shape[1] in commonest]
-    if not lasts and not others:
+    listed = ", ".join(f"{count} of {r}x{c}" for (r, c), count in shapes.most_common(6))
+    if not pieces:
+        return "there are norms only, and no linear layer"
+    (rows, cols), count = shapes.most_common(1)[0]
+    others = [p for p in pieces if p.weight.shape not in ((rows, cols), (cols, rows))]
+    odd = next((p for p in others if p.weight.shape[1] not in (rows, cols)), None)
+    if odd is not None:
+        shape = "x".join(map(str, odd.weight.shape))
+        return f"{odd.name} has the wrong shape {shape}; the pieces are {listed}"
+    if not others:
         return f"no last layer (outputs x width) among the pieces: {listed}"
-    odd = [p for p in others if p not in lasts] or (lasts[1:] if len(lasts) > 1 else [])
-    if odd:
-        shape = "x".join(map(str, odd[0].weight.shape))
-        return f"{odd[0].name} has the wrong shape {shape}; the pieces are {listed}"
-    if commonest[0] == commonest[1]:
-        size, count = commonest[0], shapes[commonest]
-        return f"an odd number of {size}x{size} pieces ({count}): one is missing or one too many"
-    a, b = commonest, commonest[::-1]
+    if rows == cols:
+        return f"an odd number of {rows}x{cols} pieces, or several last layers: {listed}"
     return (
-        f"{shapes[a]} pieces of {a[0]}x{a[1]} but {shapes[b]} of {b[0]}x{b[1]}: each block needs one of both; "
-        "a piece is missing or one too many"
+        f"{count} pieces of {rows}x{cols} but {shapes[cols, rows]} of {cols}x{rows}, or several last layers: a piece "
+        f"is missing or one too many; the pieces are {listed}"
     )
 
 

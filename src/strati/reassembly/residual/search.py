@@ -499,8 +499,8 @@ def try_every(
     """
     step = max(1, len(x) // rows)
     few = np.ascontiguousarray(x[::step]), y[::step]
-    best = heapq.nsmallest(_FINAL, _arrangements(parts, pairs), key=lambda chain: parts.mse(*chain, *few))
-    ins, outs = min(best, key=lambda chain: parts.mse(*chain, x, y))
+    best = heapq.nsmallest(_FINAL, _arrangements(parts, pairs), key=lambda a: parts.mse(a[0], a[1], *few))
+    ins, outs = min(best, key=lambda a: parts.mse(a[0], a[1], x, y))
     return ins, outs, parts.mse(ins, outs, x, y)
 
 
