@@ -281,7 +281,11 @@ def _metric_table(audit: Audit, verdicts: list[Verdict]) -> Any:
     )
     ordered = sorted(
         verdicts,
-        key=lambda v: (_ORDER.index(v.recommendation), -abs(v.spearman_within_interventions or 0.0)),
+        key=lambda v: (
+            _ORDER.index(v.recommendation),
+            -abs(v.spearman_within_interventions or 0.0),
+            -abs(rhos[v.metric].spearman or 0.0),
+        ),
     )
     cells = []
     for v in ordered:
@@ -289,8 +293,8 @@ def _metric_table(audit: Audit, verdicts: list[Verdict]) -> Any:
         numbers = (v.spearman_within_interventions, row.spearman, row.spearman_ci, row.spearman_within)
         cells.append((v.metric, v.recommendation, *map(_number, numbers)))
     name, coverage = audit.study.performance["name"], f"{100 * audit.config.confidence:g} %"
-    title = f"rank correlation with {name}; rho: the strongest within one intervention, on which the verdict rests"
-    return table(columns, cells, title=f"{title}; interval: of all points, {coverage} coverage")
+    title = f"rank correlation with {name}; the verdict rests on rho, the strongest within one intervention"
+    return table(columns, cells, title=f"{title} (-: on all points, interval of {coverage} coverage)")
 
 
 def _layer_table(audit: Audit) -> Any:

@@ -37,8 +37,8 @@ class Verdict:
     """Answers about one metric; ``None`` where the study cannot tell.
 
     ``intervention`` is the one whose points were judged, ``None`` for all of them together. The recommendation rests on
-    ``spearman_within_interventions``, the strongest rank correlation among layers that were changed in the same way
-    (``None``: too few points within one intervention, so that only all points together were judged).
+    ``spearman_within_interventions``, the strongest rank correlation among layers that were changed in the same way;
+    where that is ``None`` (no correlation over all points, or too few within one intervention) on all points.
     """
 
     metric: str
@@ -205,11 +205,14 @@ def _unexpected(case: MetricCase) -> bool:
 
 
 def _within_interventions(case: MetricCase, inside: bool | None) -> float | None:
-    """The strongest correlation among layers changed in the same way; ``None`` where the points cannot tell."""
-    if case.interventions < 2:
-        return _effect(case) if case.pooled.spearman is not None else None
-    if inside is None:
+    """The strongest correlation among layers changed in the same way; ``None`` where the verdict does not rest on it.
+
+    It does not where there is no correlation over all points, or where the points of one intervention are too few.
+    """
+    if inside is None or not (case.evidence.counts or case.evidence.robust_counts):
         return None
+    if case.interventions < 2:
+        return _effect(case)
     sign = float(np.sign(_effect(case)))
     kinds = case.significant_in if inside else case.by_intervention
     rhos = [rho for kind in kinds for rho in case.by_intervention.get(kind, ())]
