@@ -39,6 +39,7 @@ LAYER_SCORES = (
 )
 BLOCK_SCORES = ("angular_distance", "block_influence", "alpha", "alpha_hill", "alpha_farms", "stable_rank")
 EXPERT_SCORES = ("reap", "routing_frequency")
+SHOWN = {*LAYER_SCORES, *BLOCK_SCORES, *EXPERT_SCORES}
 ACTIONS: dict[str, tuple[Any, str, tuple[str, ...]]] = {
     "quantise": (iv.quantise(bits=[3, 2]), "layers", LAYER_SCORES),
     "prune": (iv.prune(share=[0.6]), "layers", LAYER_SCORES),
@@ -129,6 +130,11 @@ def joined_orders(scored: Study, measured: Study) -> list[OrderRow]:
     return order_rows(points, scored.metrics, measured.performance, AuditConfig())
 
 
+def is_shown(row: OrderRow) -> bool:
+    """Whether a table has the row: orders of settings are shown for experts only."""
+    return row.metric in SHOWN and (row.across != "settings" or row.intervention == "drop-experts")
+
+
 def cell(row: dict[str, Any] | None) -> str:
     """A correlation with its interval; bold where it is as good as the best of its column."""
     if row is None:
@@ -175,7 +181,7 @@ def main() -> int:
     folder, names = Path(sys.argv[1]), sys.argv[2:] or list(NETWORKS)
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
-        stored[name] = [asdict(row) for row in orders(name, folder)]
+        stored[name] = [asdict(row) for row in orders(name, folder) if is_shown(row)]
         STORED.write_text(json.dumps({n: stored[n] for n in NETWORKS if n in stored}, indent=1) + "\n")
     print(tables(stored))
     return 0

@@ -41,6 +41,34 @@ def test_a_random_quarter_of_the_data_is_kept_for_the_covariances(case: Any) -> 
     assert again.frame().equals(measured.frame())
 
 
+def test_scores_see_the_calibration_rows_and_not_those_that_are_measured(case: Any) -> None:
+    net, x, y = case
+    options: dict[str, Any] = {"spectral": False, "activations": False, "interventions": iv.truncate(rank=3)}
+    given = strati.study(net, data=(x[:120], y[:120]), calibration=(x[120:], y[120:]), **options).frame()
+    direct = strati.study(net, data=(x[120:], y[120:]), **options).frame()
+    plain = strati.study(net, data=(x[:120], y[:120]), **options).frame()
+    assert given["fisher_gradient"].equals(direct["fisher_gradient"])
+    assert not given["fisher_gradient"].equals(plain["fisher_gradient"])
+    assert given["performance"].equals(plain["performance"])
+
+
+def test_only_the_first_rows_are_measured(case: Any) -> None:
+    net, x, y = case
+    options: dict[str, Any] = {"spectral": False, "interventions": iv.truncate(rank=3), "performance": "loss"}
+    few = strati.study(net, data=(x, y), rows=50, **options)
+    assert few.origin.data.rows == 50
+    assert few.frame().equals(strati.study(net, data=(x[:50], y[:50]), **options).frame())
+
+
+def test_numbers_of_heavy_tails_are_metrics_on_request(case: Any) -> None:
+    net, x, y = case
+    table = strati.study(net, data=(x, y), htsr=True, interventions=iv.truncate(rank=3)).frame()
+    row = table[(table["layer"] == "2") & (table["intervention"] == "truncate")].iloc[0]
+    numbers = strati.spectrum(net[2].weight.detach().numpy(), htsr=True).metrics()
+    for name in ("alpha_hill", "alpha_farms", "traps", "level_spacing"):
+        assert row[name] == pytest.approx(numbers[name])
+
+
 def test_given_calibration_rows_make_exactly_the_edit(case: Any) -> None:
     net, x, y = case
     covariances = input_covariances(net, [torch.from_numpy(x[:50])])

@@ -111,9 +111,10 @@ def test_block_influence_by_hand() -> None:
     with torch.no_grad():
         model(torch.from_numpy(data.x_test))
     hook.remove()
-    want = 1 - float(torch.nn.functional.cosine_similarity(seen[0], seen[1], dim=-1).mean())
+    cosines = torch.nn.functional.cosine_similarity(seen[0], seen[1], dim=-1).double()
     row = table[(table["layer"] == "blocks.1") & (table["intervention"] == "drop")].iloc[0]
-    assert row["block_influence"] == pytest.approx(want, abs=1e-6)
+    assert row["block_influence"] == pytest.approx(1 - float(cosines.mean()), abs=1e-6)
+    assert row["angular_distance"] == pytest.approx(float(torch.arccos(cosines).mean()) / np.pi, abs=1e-5)
 
 
 def test_data_based_scores_by_their_definitions() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -363,7 +363,11 @@ class Tapes:
     def __init__(self) -> None:
         self._kept: dict[int, Recording] = {}
         self._sizes: dict[int, int] = {}
-        self.stacking = Stacking()
+
+    @cached_property
+    def stacking(self) -> Stacking:
+        """How many changes of a layer may share a pass."""
+        return Stacking()
 
     def record(self, model: nn.Module, layer: str, batch: int, run: Callable[[], object]) -> Recording:
         """Record one batch up to a layer, with the help of the recording before it."""

@@ -150,7 +150,7 @@ def make_change(
     layer: LayerEdits,
     one: Intervention,
     point: Point,
-    rng: np.random.Generator,
+    rng: np.random.Generator | None,
     others: Others,
 ) -> Change:
     """One change of a layer or block by any intervention but re-initialising and re-randomising.
@@ -213,7 +213,9 @@ def _tensor(tensors: Mapping[str, NDArray[Any]], name: str, shape: tuple[int, ..
     return np.asarray(tensor)
 
 
-def _own(intervention: Intervention, layer: LayerEdits, rng: np.random.Generator) -> NDArray[np.float32]:
+def _own(
+    intervention: Intervention, layer: LayerEdits, rng: np.random.Generator | None
+) -> NDArray[np.float32]:
     shape = layer.target.shape
     try:
         edited = intervention.source(from_matrix(layer.matrix, layer.target.kind, shape).copy(), rng)

@@ -165,8 +165,9 @@ def layer_changes(
             elif target.kind == "experts":
                 changes.append(evaluator.expert_change(target, point))
             else:
-                rng = stream(config.seed, kind, point.text or "", evaluator.name, target.name, draw)
-                changes.append(make_change(layer, interventions[kind], point, rng, evaluator.others))
+                names = (kind, point.text or "", evaluator.name, target.name, draw)
+                draws = stream(config.seed, *names) if interventions[kind].random else None
+                changes.append(make_change(layer, interventions[kind], point, draws, evaluator.others))
         except (BadInputError, np.linalg.LinAlgError) as error:
             changes.append(PointFailure(str(error)))
     return changes

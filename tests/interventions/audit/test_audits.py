@@ -333,6 +333,11 @@ def test_interventions_are_judged_together_and_each_by_itself() -> None:
     assert by["label", None].recommendation == "distinguish-only"
     assert by["label", None].correlates_within_interventions is False
     assert by["metric", None].correlates_within_interventions is True
+    of_kind = [row["performance"] for row in found if row["intervention"] == "rerandomise"]
+    assert by["metric", None].spearman_within_interventions == pytest.approx(
+        1.0
+    )  # the metric is the performance
+    assert len(of_kind) == 48 and abs(by["label", None].spearman_within_interventions or 0.0) < 0.5
     rows = {(r.metric, r.layer, r.intervention) for r in result.metrics}
     assert ("metric", "fc1", "rerandomise") in rows and ("metric", None, None) in rows
 
