@@ -1,36 +1,43 @@
-"""A transformer's learning coefficient on tokens by ``strati track`` and by devinterp 2.0.1, at the same settings.
+"""A transformer's learning coefficient on tokens by ``strati llc`` and by devinterp 2.0.1, at the same settings.
 
-    python benchmarks/bench_devinterp.py [--quick]
+    python benchmarks/bench_devinterp.py [--quick] [--only compare|steps] [--picture FILE]
 
-Same network, data, ``nbeta``, ``gamma``, step size, chains, steps and minibatch for both (devinterp runs from
-.venv-oracles, ``make oracles``); for every seed the value and the CPU seconds of one estimate. Printed are the mean,
-the spread over seeds, the error that strati states, and the CPU seconds. devinterp averages over all steps, those on
-the way from the start included; its value after as many as strati leaves out stands beside it. devinterp leaves in what
-the length of the step adds to the loss; strati's value without its correction for that stands beside it too (one seed).
+Same network, data, ``nbeta``, ``gamma``, chains, draws and minibatch for both; devinterp (from .venv-oracles, ``make
+oracles``) gets the step that strati calibrates, and as many steps before the first draw that counts. For each tool:
+the value with the spread over seeds; CPU seconds of an estimate, strati's calibration included; effective samples (bulk
+ESS of ArviZ) of the loss over the same 32 windows at every second draw, from a second run with the same seed; CPU time
+and gradients per effective sample. The loss of minibatches, whose noise hides the chain's memory, has another ESS,
+which is printed beside it.
+
+Then both tools at the step, a half, a quarter and an eighth of it. A Langevin step of finite length heats; strati takes
+off what that adds to first order, devinterp leaves it in, so devinterp's values approach strati's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import arviz
 import numpy as np
 import torch
 import transformers
 
-import strati
-from strati.landscape.llc.sgld import Steps
+from strati.landscape.llc import tuning
+from strati.landscape.llc.config import LLCConfig
+from strati.landscape.llc.estimate import estimate
+from strati.landscape.llc.llc import draw
+from strati.landscape.objective import Objective, objective
 
 ORACLE = Path(__file__).resolve().parents[1] / ".venv-oracles" / "bin" / "python"
+GAMMA, BATCH, CHAINS, STRIDE, WINDOWS = 3500.0, 16, 4, 2, 32
 
 SCRIPT = """
 import json, sys, time, warnings
@@ -38,107 +45,212 @@ warnings.simplefilter("ignore")
 import torch, transformers
 torch.set_num_threads(1)
 from datasets import Dataset
-from devinterp.slt.llc import llc
+from devinterp.slt.llc import compute_llc
+from devinterp.slt.sampling import sample
 case = torch.load(sys.argv[1])
 model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**case["config"])).eval()
 model.load_state_dict(case["state"])
-data = Dataset.from_dict({"input_ids": case["ids"].tolist()}).with_format("torch")
+def dataset(ids):
+    return Dataset.from_dict({"input_ids": ids.tolist()}).with_format("torch")
+shared = dict(
+    n_beta=case["nbeta"], localization=case["gamma"], num_chains=case["chains"], batch_size=case["batch"],
+    device="cpu", num_init_loss_batches=len(case["ids"]) // case["batch"])
 out = []
-for seed in range(case["seeds"]):
+for run in case["runs"]:
     start = time.process_time()
-    found = llc(
-        model, data, {}, lr=case["step"], n_beta=case["nbeta"], localization=case["gamma"],
-        num_chains=case["chains"], num_draws=case["steps"], batch_size=case["batch"], device="cpu",
-        num_init_loss_batches=len(case["ids"]) // case["batch"], init_seed=1000 * (seed + 1))
+    samples = sample(model, dataset(case["ids"]), {}, lr=run["step"], num_draws=run["steps"],
+                     init_seed=1000 * (run["seed"] + 1), **shared)
+    found = compute_llc(samples)
     seconds = time.process_time() - start
-    settled = found.loss_trace.isel(step=slice(case["left_out"], None)).mean() - found.init_loss
-    out.append({"llc": float(found.llc_mean), "settled": case["nbeta"] * float(settled), "seconds": seconds})
+    trace = found.loss_trace.values[:, run["skipped"]:]
+    record = {"seconds": seconds, "loss": trace.tolist(), "llc": case["nbeta"] * float(trace.mean() - found.init_loss)}
+    if run["observed"]:
+        windows = case["ids"][: case["windows"]]
+        samples = sample(
+            model, dataset(case["ids"]), {"same": (dataset(windows), len(windows) // case["batch"])}, lr=run["step"],
+            num_draws=(run["steps"] - run["skipped"]) // case["stride"], num_burnin_steps=run["skipped"],
+            num_steps_bw_draws=case["stride"], init_seed=1000 * (run["seed"] + 1), **shared)
+        (name,) = [n for n in samples.dataset.data_vars if n.startswith("loss_")]
+        losses = samples.dataset[name]
+        record["observed"] = losses.mean(dim=[d for d in losses.dims if d not in ("chain", "draw")]).values.tolist()
+    out.append(record)
 print("RESULT" + json.dumps(out))
 """
+
+
+class Case(NamedTuple):
+    """A trained transformer, its tokens, and the temperature at which it is sampled."""
+
+    config: dict[str, Any]
+    state: dict[str, torch.Tensor]
+    ids: torch.Tensor
+    loss: Objective
+    nbeta: float
+
+    def settings(self, **options: Any) -> LLCConfig:
+        """Settings that both tools share."""
+        return LLCConfig(
+            sampler="sgld", nbeta=self.nbeta, gamma=GAMMA, chains=CHAINS, batch=BATCH, max_rhat=1e9, **options
+        )
+
+
+class SameWindows:
+    """Observer that evaluates the loss of the same windows at every draw that it sees."""
+
+    def __init__(self, case: Case) -> None:
+        self.part = case.loss.part(slice(0, WINDOWS))
+        self.losses: dict[int, list[float]] = {}
+
+    def restart(self) -> None:
+        """Forget all draws so far."""
+        self.losses = {}
+
+    def observe(self, first: int, offsets: torch.Tensor) -> None:
+        """Evaluate the loss at the chains' offsets."""
+        with torch.no_grad():
+            for chain, offset in enumerate(offsets, first):
+                self.losses.setdefault(chain, []).append(float(self.part(self.part.flat.theta + offset)))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
+    parser.add_argument("--only", choices=["compare", "steps"], help="one of the two tables")
+    parser.add_argument("--picture", type=Path, help="draw the table over steps into this file")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
-    print("learning coefficient of a GPT-2 on 256 windows of 64 tokens, 4 chains, minibatches of 16 windows")
-    for width, layers in ((64, 2),) if quick else ((64, 2), (128, 3)):
-        compared(width, layers, seeds=3 if quick else 5, draws=100 if quick else 200)
+    print(
+        f"learning coefficient of a GPT-2 on 256 windows of 64 tokens, {CHAINS} chains, minibatches of {BATCH} windows"
+    )
+    seeds, draws = (1, 100) if options.quick else (4, 200)
+    for place, (width, layers) in enumerate(((64, 2),) if options.quick else ((64, 2), (160, 3))):
+        case = trained_case(width, layers)
+        print(f"{case.loss.flat.size} parameters, nbeta {case.nbeta:.4g}, gamma {GAMMA:g}")
+        step = None
+        if options.only != "steps":
+            step = compare(case, seeds if place == 0 else max(1, seeds // 2), draws)
+        if place == 0 and options.only != "compare":
+            over_steps(case, step, draws, options.picture)
 
 
-def compared(width: int, layers: int, *, seeds: int, draws: int) -> None:
+def trained_case(width: int, layers: int) -> Case:
     config = {"vocab_size": 256, "n_positions": 64, "n_embd": width, "n_layer": layers, "n_head": 4}
     config |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     ids = language(256, 64)
     model = trained(config, ids)
-    size = sum(p.numel() for p in model.parameters())
-    state = {k: v.clone() for k, v in model.state_dict().items()}
-    values, errors, seconds = [], [], []
-    estimate = partial(
-        strati.track,
-        [state],
-        data=(ids[:, :-1], ids[:, 1:]),
-        model=model,
-        what="llc",
-        loss="cross_entropy",
-        draws=draws,
-        batch=16,
-    )
+    loss = objective(model, "cross_entropy", (ids[:, :-1], ids[:, 1:]))
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    return Case(config, state, ids, loss, loss.count / math.log(loss.count))
+
+
+def compare(case: Case, seeds: int, draws: int) -> float:
+    """Print values, CPU time and effective samples of both tools; returns the step."""
+    records = []
     for seed in range(seeds):
+        settings = case.settings(draws=draws, seed=seed)
         start = time.process_time()
-        run = estimate(seed=seed)
-        seconds.append(time.process_time() - start)
-        level = next(s for s in run.curves if s.what == "llc")
-        values.append(level.values[0])
-        errors.append(level.stderr[0])
-        settings = run.settings
-    steps = draws + draws // 2
-    print(
-        f"{size} parameters: nbeta {settings['nbeta']:.4g}, gamma {settings['gamma']:g}, "
-        f"step {settings['step']:.3g}, {steps} steps a chain, {seeds} seeds"
-    )
-    known = [v for v in values if v is not None]
-    stated = float(np.mean([e for e in errors if e is not None]))
-    row("strati", known, seconds, f", error stated {stated:.2g}")
-    with heated():
-        level = next(s for s in estimate(seed=0).curves if s.what == "llc")
-    print(f"  strati, uncorrected        {level.values[0]:8.2f}, error stated {level.stderr[0]:.2g}")
+        traces = draw(case.loss, case.loss.flat.theta, settings)
+        seconds = time.process_time() - start
+        stride, tuning.POSITION_STRIDE = tuning.POSITION_STRIDE, STRIDE
+        observer = SameWindows(case)
+        draw(case.loss, case.loss.flat.theta, settings, observer=observer)
+        tuning.POSITION_STRIDE = stride
+        records.append(
+            {
+                "llc": estimate(traces, settings).estimate,
+                "seconds": seconds,
+                "loss": traces.excess[0] + traces.baseline,
+                "observed": [observer.losses[chain] for chain in sorted(observer.losses)],
+                "gradients": traces.gradients,
+            }
+        )
+    assert traces.step is not None
+    skipped = traces.warmup + max(0, draws // 2 - traces.warmup)
+    steps = draws + skipped
+    print(f"  step {traces.step:.3g}, {skipped} steps and then {draws} draws a chain, {seeds} seeds")
+    row("strati", records)
     if not ORACLE.exists():
         print("  devinterp: .venv-oracles is absent, comparison left out")
-        return
-    theirs = devinterp(config, state, ids, settings, steps, seeds)
-    spent = [t["seconds"] for t in theirs]
-    row("devinterp, all steps", [t["llc"] for t in theirs], spent)
-    row("devinterp, settled steps", [t["settled"] for t in theirs], spent)
-    ratio = float(np.median(seconds) / np.median(spent))
-    print(f"  CPU of strati over that of devinterp: {ratio:.2f}, calibration of the step included")
+        return traces.step
+    runs = [
+        {"step": traces.step, "steps": steps, "skipped": skipped, "seed": s, "observed": True}
+        for s in range(seeds)
+    ]
+    theirs = [{**record, "gradients": CHAINS * steps} for record in devinterp(case, runs)]
+    row("devinterp", theirs)
+    ours_cost, their_cost = (cost(group, "observed") for group in (records, theirs))
+    print(f"  CPU time per effective sample of strati over that of devinterp: {ours_cost / their_cost:.2f}")
+    minibatch = cost(records, "loss") / cost(theirs, "loss")
+    print(f"  the same with effective samples of the minibatches' loss: {minibatch:.2f}")
+    return traces.step
 
 
-@contextmanager
-def heated() -> Iterator[None]:
-    """SGLD without the correction for the length of its step, as devinterp has it."""
-    corrected = Steps.advance
-
-    def advance(self: Steps, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        value, heating = corrected(self, *given)
-        return value, torch.zeros_like(heating)
-
-    Steps.advance = advance  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Steps.advance = corrected  # type: ignore[method-assign]
+def cost(records: list[dict[str, Any]], name: str) -> float:
+    """CPU seconds per effective sample, over all seeds."""
+    return sum(record["seconds"] for record in records) / sum(effective(record[name]) for record in records)
 
 
-def row(name: str, values: list[float], seconds: list[float], more: str = "") -> None:
-    spread = float(np.std(values, ddof=1)) if len(values) > 1 else float("nan")
+def effective(trace: Any) -> float:
+    """Bulk effective sample size of ArviZ on (chain, draw) axes."""
+    return float(arviz.ess(np.asarray(trace, dtype=float)))
+
+
+def row(name: str, records: list[dict[str, Any]]) -> None:
+    values = [record["llc"] for record in records]
+    spread = f", spread {np.std(values, ddof=1):.2g}" if len(values) > 1 else ""
+    samples = sum(effective(record["observed"]) for record in records)
+    gradients = sum(record["gradients"] for record in records)
     print(
-        f"  {name:26s} {np.mean(values):8.2f}, spread over seeds {spread:.2g}{more}; "
-        f"{np.median(seconds):.1f} s of CPU an estimate"
+        f"  {name:10s} {np.mean(values):7.2f}{spread}; {np.mean([r['seconds'] for r in records]):.1f} s an estimate, "
+        f"{1000 * sum(r['seconds'] for r in records) / gradients:.1f} ms a gradient; "
+        f"{samples / len(records):.0f} effective samples, {gradients / samples:.1f} gradients each"
     )
+
+
+def over_steps(case: Case, step: float | None, draws: int, picture: Path | None) -> None:
+    """Print the values of both tools at the step, a half, a quarter and an eighth of it."""
+    if step is None:
+        step = draw(case.loss, case.loss.flat.theta, case.settings(draws=4)).step
+        assert step is not None
+    shares = (1.0, 0.5, 0.25, 0.125)
+    ours = []
+    for share in shares:
+        settings = case.settings(draws=draws, step=share * step, warmup=draws)
+        result = estimate(draw(case.loss, case.loss.flat.theta, settings), settings)
+        ours.append((result.estimate or math.nan, result.stderr or math.nan))
+    runs = [
+        {"step": share * step, "steps": 2 * draws, "skipped": draws, "seed": 0, "observed": False}
+        for share in shares
+    ]
+    theirs = (
+        [record["llc"] for record in devinterp(case, runs)] if ORACLE.exists() else [math.nan] * len(shares)
+    )
+    print(f"  share of the step {step:.3g}   strati            devinterp   ({draws} draws a chain)")
+    for share, (value, error), other in zip(shares, ours, theirs, strict=True):
+        print(f"  {share:<25g} {value:7.2f} +- {error:<6.2g} {other:9.2f}")
+    if picture is not None:
+        draw_steps(picture, [share * step for share in shares], ours, theirs)
+
+
+def draw_steps(path: Path, steps: list[float], ours: list[tuple[float, float]], theirs: list[float]) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(5.0, 3.2), layout="constrained")
+    values, errors = zip(*ours, strict=True)
+    axes.errorbar(
+        steps, values, yerr=[2 * e for e in errors], fmt="o-", capsize=3, label="strati (two errors)"
+    )
+    axes.plot(steps, theirs, "s--", label="devinterp 2.0.1")
+    axes.set_xlim(left=0)
+    axes.set_xlabel("step")
+    axes.set_ylabel("learning coefficient")
+    axes.legend(frameon=False)
+    figure.savefig(path)
 
 
 def language(rows: int, length: int) -> torch.Tensor:
@@ -153,7 +265,7 @@ def language(rows: int, length: int) -> torch.Tensor:
     return ids[:, 1:]
 
 
-def trained(config: dict, ids: torch.Tensor) -> transformers.GPT2LMHeadModel:
+def trained(config: dict[str, Any], ids: torch.Tensor) -> transformers.GPT2LMHeadModel:
     torch.manual_seed(0)
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**config))
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -165,30 +277,18 @@ def trained(config: dict, ids: torch.Tensor) -> transformers.GPT2LMHeadModel:
     return model.eval()
 
 
-def devinterp(
-    config: dict, state: dict, ids: torch.Tensor, settings: dict, steps: int, seeds: int
-) -> list[dict]:
+def devinterp(case: Case, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
-        case = Path(folder) / "case.pt"
-        kept = {name: settings[name] for name in ("nbeta", "gamma", "step", "chains", "batch")}
-        left_out = steps - settings["draws"]
-        torch.save(
-            kept
-            | {
-                "config": config,
-                "state": state,
-                "ids": ids,
-                "steps": steps,
-                "left_out": left_out,
-                "seeds": seeds,
-            },
-            case,
-        )
-        done = subprocess.run([ORACLE, "-c", SCRIPT, case], capture_output=True, text=True, check=False)
+        path = Path(folder) / "case.pt"
+        shared = {"nbeta": case.nbeta, "gamma": GAMMA, "chains": CHAINS, "batch": BATCH, "stride": STRIDE}
+        network = {"config": case.config, "state": case.state, "ids": case.ids, "windows": WINDOWS}
+        torch.save({**shared, **network, "runs": runs}, path)
+        done = subprocess.run([ORACLE, "-c", SCRIPT, path], capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
     if not lines:
         raise SystemExit(f"devinterp failed: {done.stderr.strip().splitlines()[-1:]}")
-    return json.loads(lines[0].removeprefix("RESULT"))
+    records: list[dict[str, Any]] = json.loads(lines[0].removeprefix("RESULT"))
+    return records
 
 
 if __name__ == "__main__":

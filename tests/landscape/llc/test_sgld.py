@@ -13,9 +13,9 @@ import strati
 from strati.landscape.llc.config import LLCConfig
 from strati.landscape.llc.llc import estimate
 from strati.landscape.llc.sampling_plan import sampling_plan
-from strati.landscape.llc.sgld import sample_sgld
+from strati.landscape.llc.sgld import noise_ratio, sample_sgld
 from strati.landscape.llc.traces import Traces
-from strati.landscape.objective import Objective, behavioural_loss
+from strati.landscape.objective import Objective, behavioural_loss, objective
 
 
 def drawn(loss: Objective, settings: LLCConfig, nbeta: float) -> Traces:
@@ -140,3 +140,38 @@ def test_a_look_elsewhere_does_not_move_a_large_chain() -> None:
     torch.testing.assert_close(places[0][1], places[1][1], rtol=0, atol=0)
     offset.zero_()  # a chain that starts anew is seen, too
     assert float(steps.advance(offset, (x, loss.target), noise)[0]) < 1e-8
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("gamma", "batch"), [(1.0, 256), (100.0, 256), (1.0, 32)])
+def test_a_step_of_finite_length_leaves_little_bias(gamma, batch):
+    """Linear regression, whose coefficient is known at every temperature; the standard error is below 1 %.
+
+    A correction without the localisation's part is 14 % off at gamma 100, and minibatches in epochs are 6 % off.
+    """
+    torch.manual_seed(0)
+    x = torch.randn(256, 3, dtype=torch.float64)
+    design = torch.cat([x, torch.ones(256, 1)], 1)
+    y = x.sum(1, keepdim=True) + 0.5 * torch.randn(256, 1, dtype=torch.float64)
+    solution = torch.linalg.lstsq(design, y).solution
+    model = nn.Linear(3, 1).double()
+    with torch.no_grad():
+        model.weight.copy_(solution[:3].T)
+        model.bias.copy_(solution[3])
+    loss, nbeta = objective(model, "mse", (x, y)), 50.0
+    settings = LLCConfig(sampler="sgld", batch=batch, gamma=gamma, chains=16, draws=1500)
+    curvature = 2 * nbeta * torch.linalg.eigvalsh(design.T @ design / 256)
+    exact = float((0.5 * curvature / (curvature + gamma)).sum())
+    assert float(drawn(loss, settings, nbeta).lambda_trace().mean()) == pytest.approx(exact, rel=0.035)
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "ratio"),
+    [("cross_entropy", 20, 0.8), ("cross_entropy", 100, 0.0), ("behavioural-kl", 20, 0.0)],
+)
+def test_noise_of_minibatches_follows_from_the_predictions(name, batch, ratio):
+    """``nbeta / B`` for ``B`` predictions, less the share of the data in a minibatch."""
+    x, y = torch.randn(100, 2), torch.randint(3, (100,))
+    loss = objective(nn.Linear(2, 3), name, (x, y) if name == "cross_entropy" else x)
+    plan = sampling_plan(loss, loss.flat.theta, LLCConfig(sampler="sgld", nbeta=20.0, batch=batch)).plan
+    assert noise_ratio(loss, plan) == pytest.approx(ratio)

@@ -92,8 +92,8 @@ class LearningCoefficient(Result):
         chains: Number of chains.
         draws: Draws per chain.
         reason: Why a value is ``None``, or what was corrected.
-        settings: What was sampled: ``sampler``, ``nbeta``, ``gamma``, ``chains``, ``draws``, ``warmup``, and the budget
-            of ``seconds`` if there was one. Repeating with them gives the same result.
+        settings: What was sampled: ``sampler``, ``nbeta``, ``gamma``, ``chains``, ``draws``, ``warmup``, the budget
+            of ``seconds`` if there was one, and the ``step`` of SGLD. Repeating with them gives the same result.
         warnings: What a reader must know: ``off-minimum``, ``not-smooth``.
         ladder: ``(nbeta, lambda, stderr)`` for every temperature sampled.
         plan: All that was decided before sampling.
@@ -297,6 +297,7 @@ def estimate(traces: Traces, config: Settings | None = None) -> LearningCoeffici
             "draws": traces.draws,
             "warmup": traces.warmup,
             "seconds": settings.seconds,
+            **({} if traces.step is None else {"step": traces.step}),
         },
         warnings=tuple(remarks),
         ladder=ladder,

@@ -1,10 +1,14 @@
 """Stochastic-gradient Langevin dynamics on minibatches, for models whose data do not fit a full pass.
 
 ``theta <- theta - (step/2) P (nbeta grad L_b + gamma (theta - theta*)) + sqrt(step P) xi`` with normal ``xi``. There is
-no Metropolis test, so the step heats: in the stationary state ``<delta . F> = d + (step/4) <F . P F>`` with ``F`` the
-noisy force, and ``(step/8) <F . P nbeta grad L_b>`` is taken off the average (for a quadratic direction of curvature
-``k`` this undoes the factor ``1/(1 - step k/4)``, and the minibatches' noise with it). The baseline is the loss of each
-fixed minibatch at the given parameters, computed once.
+no Metropolis test, so the step heats. In a direction of curvature ``k = nbeta h + gamma`` whose force has noise of
+variance ``s`` the variance is ``(1 + step s/4) / (k (1 - step k/4))`` instead of ``1/k``, so to first order in the step
+``nbeta L`` is too large by ``(step/8) (nbeta h + s nbeta h / k)``. The average of ``(step/8) G . P (G + (1 - r) gamma
+delta)``, with ``G = nbeta grad L_b``, is just that where ``s = r nbeta h``, and is taken off. For a log-likelihood the
+covariance of a gradient is the Hessian over the number of predictions, so ``r = nbeta / B`` for ``B`` predictions in a
+minibatch (less the share of the data that it holds). The baseline is the loss of each fixed minibatch at the given
+parameters, computed once. Minibatches are drawn with replacement: in epochs the next one is anti-correlated with those
+that brought the chain where it is, which raises its loss by as much as the noise does.
 
 ``P`` is held fixed while draws are kept, so it has no drift term. For ``sgld`` it is the inverse of the posterior's
 curvature, each linear layer's taken for a Kronecker product (``posterior.kronecker``), so that flat directions mix as
@@ -17,7 +21,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,7 +37,7 @@ from strati.landscape.llc.config import Sampler
 from strati.landscape.llc.posterior import Rotation, kronecker
 from strati.landscape.llc.sampling_plan import Clock, SamplingPlan
 from strati.landscape.llc.traces import Observer, PositionSums, Traces, ess, rhat
-from strati.landscape.objective import FlatModel, Inputs, Objective
+from strati.landscape.objective import FlatModel, Inputs, LossName, Objective
 
 Batch = tuple[Inputs, Tensor]
 
@@ -71,6 +75,7 @@ def sample_sgld(
     size = plan.chains if objective.flat.size <= tuning.TOGETHER else 1
     positions = PositionSums(tuning.SGLD_BLOCK)
     began = clock.used
+    kernel.calibrate(batches[0], torch.Generator().manual_seed(derive(plan.seed, "sgld step")))
     groups = [
         ChainGroup(
             kernel,
@@ -85,14 +90,14 @@ def sample_sgld(
     ]
     warmup = plan.warmup or tuning.SGLD_WARMUP
     if clock.timed and "warmup" not in plan.fixed:
-        pace = (clock.used - began) / tuning.CALIBRATION_GRADIENTS
+        pace = len(groups) * (clock.used - began) / tuning.CALIBRATION_GRADIENTS
         affordable = tuning.SGLD_WARMUP_SHARE * clock.left / max(pace, 1e-9)
         warmup = int(np.clip(affordable, tuning.LEAST_WARMUP, warmup))
     for group in groups:
         group.settle(warmup)
-    draws = _draw(groups, plan, clock, tick, observer)
+    draws = _draw(groups, plan, warmup, clock, tick, observer)
     excess, spread = _kept(groups, draws)
-    mean = kernel.position(positions.mean_after(draws // 2))
+    mean = kernel.position(positions.mean_after(_skipped(draws, warmup)))
     centre = None
     if bool(torch.isfinite(mean).all()):
         there = _losses(objective, batches, objective.flat.theta + mean)
@@ -108,18 +113,29 @@ def sample_sgld(
         parameters=objective.flat.size,
         sampler=plan.sampler,
         acceptance=np.ones(1),
-        gradients=sum(group.chains * group.steps_done for group in groups),
+        gradients=kernel.gradients,
         global_start=False,
         centre=centre,
         warmup=warmup,
+        step=kernel.step,
         plan=plan,
     )
 
 
+def _skipped(draws: int, warmup: int) -> int:
+    """Steps after the warm-up that are not kept: warm-up and these are a third of all steps, or more."""
+    return max(0, draws // 2 - warmup)
+
+
 def _draw(
-    groups: list[ChainGroup], plan: SamplingPlan, clock: Clock, tick: Tick, observer: Observer | None = None
+    groups: list[ChainGroup],
+    plan: SamplingPlan,
+    warmup: int,
+    clock: Clock,
+    tick: Tick,
+    observer: Observer | None = None,
 ) -> int:
-    """Move the chains and return how many draws of each to keep: the last two thirds of the steps.
+    """Move the chains and return how many draws of each to keep: the last two thirds of the steps with the warm-up.
 
     Without a number of draws or a limit of time the length is doubled until the chains agree and stand still, or the
     steps that are affordable have been taken.
@@ -131,13 +147,14 @@ def _draw(
             _advance(groups, tuning.TIMED_BLOCK)
             taken += tuning.TIMED_BLOCK
             if taken == tuning.SGLD_BLOCK:  # by now the pace is known: observe the last two thirds
-                _observe_from(groups, taken + int(clock.left * taken / (clock.used - began)) // 3)
+                steps = taken + int(clock.left * taken / (clock.used - began))
+                _observe_from(groups, max(taken, (steps + warmup) // 3 - warmup))
             if taken % (50 * tuning.TIMED_BLOCK) == 0:
-                tick(f"{2 * taken // 3} draws per chain")
-        return 2 * taken // 3
+                tick(f"{taken} steps per chain")
+        return min(taken, 2 * (taken + warmup) // 3)
     draws = plan.draws
-    _observe_from(groups, draws // 2)
-    _advance(groups, draws + draws // 2)
+    _observe_from(groups, _skipped(draws, warmup))
+    _advance(groups, draws + _skipped(draws, warmup))
     tick(f"{draws} draws per chain")
     while 2 * draws <= plan.most_draws:
         excess, spread = _kept(groups, draws)
@@ -145,8 +162,9 @@ def _draw(
             break
         if observer is not None:
             observer.restart()
-        _advance(groups, 2 * draws + draws - (draws + draws // 2))
+        taken = draws + _skipped(draws, warmup)
         draws *= 2
+        _advance(groups, draws + _skipped(draws, warmup) - taken)
         tick(f"{draws} draws per chain")
     return draws
 
@@ -163,8 +181,8 @@ def _advance(groups: list[ChainGroup], count: int) -> None:
 
 
 def _kept(groups: list[ChainGroup], draws: int) -> tuple[np.ndarray, np.ndarray]:
-    """Corrected excess losses and squared distances ``(chains, draws)`` after the first third of the steps."""
-    rows = slice(draws // 2, draws // 2 + draws)
+    """Corrected excess losses and squared distances ``(chains, draws)``, the last of all."""
+    rows = slice(-draws, None)
     excess = np.concatenate([torch.stack(group.excess[rows], dim=1).cpu().numpy() for group in groups])
     spread = np.concatenate([torch.stack(group.spread[rows], dim=1).cpu().numpy() for group in groups])
     return np.where(np.isfinite(excess), excess, math.inf), spread
@@ -200,10 +218,19 @@ def _losses(objective: Objective, batches: list[Batch], theta: Tensor) -> list[f
         return [float(objective.loss(objective.flat(theta, x), y)) for x, y in batches]
 
 
-def _shuffled(count: int, generator: torch.Generator) -> Iterator[int]:
-    """Batch numbers, shuffled anew each epoch."""
-    while True:
-        yield from torch.randperm(count, generator=generator).tolist()
+def noise_ratio(objective: Objective, plan: SamplingPlan) -> float:
+    """Variance of the force's noise over ``nbeta h``.
+
+    It is 0 on all data and for a behavioural loss, which has none at its minimum, ``nbeta`` over the predictions of a
+    minibatch for cross-entropy, and taken for 1 where it is not known.
+    """
+    size = min(plan.batch or objective.rows, objective.rows)
+    others = 1 - size / objective.rows
+    if objective.behavioural:
+        return 0.0
+    if objective.name is LossName.CROSS_ENTROPY:
+        return others * plan.nbeta * objective.rows / (size * objective.count)
+    return 1.0 if others else 0.0
 
 
 class SGLDKernel:
@@ -219,6 +246,8 @@ class SGLDKernel:
         self.scale: Tensor | None = None
         self.rotation: Rotation | None = None
         self._copy: _FlatCopy | None = None
+        self.gradients, self.fitted = 0, False
+        self.pulled = (1 - noise_ratio(objective, plan)) * self.gamma / self.nbeta
         if plan.precondition and self.theta.numel() <= tuning.TOGETHER and objective.name is not None:
             factors = kronecker(objective)
             if factors is not None:
@@ -241,8 +270,9 @@ class SGLDKernel:
             self.step = self.stable(torch.zeros_like(self.theta), batch, generator)
 
     def recalibrate(self, offset: Tensor, batch: Batch, generator: torch.Generator) -> None:
-        """Shorten the step where the chains have come to places of larger curvature."""
-        if self.plan.step is None:
+        """Shorten the step where the first chains have come to places of larger curvature."""
+        if self.plan.step is None and not self.fitted:
+            self.fitted = True
             self.step = min(self.step, self.stable(offset, batch, generator))
 
     def stable(self, offset: Tensor, batch: Batch, generator: torch.Generator) -> float:
@@ -258,6 +288,7 @@ class SGLDKernel:
     def gradient(self, offset: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Loss ``(C,)`` and its gradient ``(C, d)`` at the chains' offsets."""
         x, target = batch
+        self.gradients += len(offset)
         offset = self.position(offset)
         if offset.shape[0] == 1:
             if self._copy is None:
@@ -273,21 +304,20 @@ class SGLDKernel:
     def advance(self, offset: Tensor, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Move ``offset`` in place; returns the batch's loss before the move and the heating to take off.
 
-        The localisation's part of the force is no part of the heating: it does not raise the loss. Noise is drawn in
-        the network's own coordinates: networks that differ little then move alike.
+        Noise is drawn in the network's own coordinates: networks that differ little then move alike.
         """
         value, slope = self.gradient(offset, batch)
+        scaled = slope if self.scale is None else slope * self.scale
+        heating = torch.linalg.vecdot(scaled, slope) + self.pulled * torch.linalg.vecdot(scaled, offset)
         noise = torch.randn(offset.shape, generator=generator, dtype=offset.dtype).to(offset.device)
         pull, root, rate = 0.5 * self.step * self.gamma, math.sqrt(self.step), 0.5 * self.step * self.nbeta
         if self.scale is None:
-            scaled = slope
             offset.mul_(1 - pull).add_(noise, alpha=root)
         else:
-            scaled = slope * self.scale
             noise = noise if self.rotation is None else self.rotation.rotate(noise)
             offset.mul_(1 - pull * self.scale).addcmul_(noise, self.scale.sqrt(), value=root)
         offset.sub_(scaled, alpha=rate)
-        return value, (self.step * self.nbeta / 8) * torch.linalg.vecdot(scaled, slope)
+        return value, (self.step * self.nbeta / 8) * heating
 
     def _normal(self, generator: torch.Generator) -> Tensor:
         return torch.randn(self.theta.shape, generator=generator, dtype=self.theta.dtype).to(
@@ -349,17 +379,14 @@ class ChainGroup:
         positions: PositionSums,
         observe: Callable[[Tensor], None] | None = None,
     ) -> None:
-        self.generator = generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(seed)
         self.kernel, self.batches, self.baselines, self.chains = kernel, batches, baselines, chains
         self.noise = torch.Generator().manual_seed(derive(seed, "noise"))
-        kernel.calibrate(batches[0], generator)
         self.offset = kernel.theta.new_zeros(chains, kernel.theta.numel())
-        self.order = _shuffled(len(batches), generator)
         self.positions, self.observe = positions, observe
         self.observe_from: int | None = None
         self.excess: list[Tensor] = []
         self.spread: list[Tensor] = []
-        self.steps_done = 0
 
     def settle(self, count: int) -> None:
         """Steps of which nothing is kept, and after which the step is fitted to where the chains are.
@@ -370,12 +397,14 @@ class ChainGroup:
             for i in range(count):
                 if i == count // 2 and self._bounded():
                     self.kernel.recalibrate(self.offset[0], self.batches[0], self.generator)
-                self.kernel.advance(self.offset, self.batches[next(self.order)], self.noise)
-            self.steps_done += count
+                self.kernel.advance(self.offset, self.batches[self._next()], self.noise)
             if self.kernel.plan.step is not None or self._bounded():
                 break
             self.kernel.step /= 4
             self.offset.zero_()
+
+    def _next(self) -> int:
+        return int(torch.randint(len(self.batches), (1,), generator=self.generator))
 
     def _bounded(self) -> bool:
         """Whether the chains are no farther out than the localisation alone would let them be, by a margin."""
@@ -385,7 +414,7 @@ class ChainGroup:
     def record(self, count: int) -> None:
         """Take steps and keep the corrected excess loss and squared distance of each."""
         for _ in range(count):
-            index = next(self.order)
+            index = self._next()
             step = len(self.excess)
             self.spread.append(torch.linalg.vecdot(self.offset, self.offset).double())
             if step % tuning.POSITION_STRIDE == 0:
@@ -394,4 +423,3 @@ class ChainGroup:
                     self.observe(self.kernel.position(self.offset))
             value, heating = self.kernel.advance(self.offset, self.batches[index], self.noise)
             self.excess.append(value.double() - self.baselines[index] - heating.double())
-        self.steps_done += count

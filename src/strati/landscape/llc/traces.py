@@ -68,6 +68,7 @@ class Traces:
         warmup: Rounds before the first kept draw.
         on_data: Whether the loss is one over data, not a plain function.
         centre: ``L - L*`` at the mean of the draws of the temperature asked for, where that was computed.
+        step: Step of SGLD, set or calibrated.
         plan: What was decided before sampling.
         positions: With ``keep=True`` the weights at the kept draws by the parameter's name, ``(chain, draw, ...)``.
     """
@@ -89,6 +90,7 @@ class Traces:
     warmup: int = 0
     on_data: bool = False
     positions: Mapping[str, FloatArray] | None = None
+    step: float | None = None
     plan: SamplingPlan | None = None
 
     @property
