@@ -8,13 +8,8 @@ out (at a price); the limit is the average over those that fit; its error is the
 less than a share of the way from the coldest value. Where nothing fits, or the temperatures span too little, there is
 no limit.
 
-Whether the temperatures of a ladder agree: draws of one, reweighted, must give the mean of the next colder one.
-
-Chains that come down a ladder and get caught on the way agree with one another for a long time: R-hat and errors see
-little of it. But what the hotter draws say about the colder temperature does not depend on whether the colder chains
-found their way, so the difference, summed down the ladder, shows where they lost it. So does the distance from the
-minimum, which mixes later than the loss: soon where the chains started at the minimum, and only where they no longer
-move at all where a population brought them down, each part of a valley with its share.
+Chains that come down a ladder and get caught on the way agree with one another for a long time. But the draws of one
+temperature, reweighted, must give the mean of the next colder one: :func:`agreeing` counts the temperatures that do.
 """
 
 from __future__ import annotations

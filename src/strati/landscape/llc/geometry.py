@@ -1,15 +1,14 @@
-"""The rank of a Hessian or a Jacobian, with what rounding cannot decide.
-
-Rows and columns are scaled first, so that a parameter with a small effect is not taken for one with none. What rounding
-does to the entries is measured, by moving the parameters by a few units in the last place; singular values above
-that bound are certainly not zero (Weyl), and those below are taken for zero only where a wide gap sets them apart.
-
-What derivatives near the parameters say before anything is sampled: is it a minimum, smooth, regular?
+"""What derivatives near the parameters show before anything is sampled: is it a minimum, smooth, regular?
 
 At a minimum of an analytic loss whose Hessian has rank ``r``, the splitting lemma leaves ``r`` squares and a rest of
 order four or more in ``N - r`` directions, so ``r/2 <= lambda <= r/2 + (N - r)/4``: certain, whatever a ladder shows.
 It is just ``r/2`` where nothing is left over: at full rank, and where the loss stays at its minimum along all of the
 other directions (symmetries, dead neurons).
+
+Ranks hold what rounding cannot decide: rows and columns are scaled first, so that a parameter with a small effect is
+not taken for one with none. What rounding does to the entries is measured by moving the parameters by a few units in
+the last place; singular values above that bound are certainly not zero (Weyl), and those below are taken for zero
+only where a wide gap sets them apart.
 """
 
 from __future__ import annotations

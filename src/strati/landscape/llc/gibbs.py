@@ -1,23 +1,13 @@
-"""The Gaussian that a block of parameters follows where the loss is quadratic in it, the others held fixed.
-
-Such blocks are found in ``quadratic``; ``gibbs`` draws one after the other, ``collapsed`` integrates one out to move
-the rest.
-
-Exact conditional draws, block by block, where the loss is quadratic in each block with the others held fixed.
+"""Exact conditional draws of blocks of parameters in which the loss is quadratic, the others held fixed.
 
 Linear regression, deep linear networks (a layer given the others) and products of powers of two are of this kind. A
 whole layer is then drawn at once from a Gaussian, however long and curved the valley that all layers make together,
-and draws hardly depend on one another; Hamiltonian trajectories (``hmc``) cannot leave the middle of such a valley
-when it is cold. The blocks are not declared but found, by differences of the potential, and every draw is checked
-against the quadratic it came from.
+and draws hardly depend on one another (:func:`sample_gibbs`); Hamiltonian trajectories (``hmc``) cannot leave the
+middle of such a valley when it is cold. Every draw is checked against the quadratic it came from.
 
-Moves of some parameters with others, in which the loss is quadratic, integrated out.
-
-At a singular minimum the valleys that two layers make together are long, curved and, when cold, too narrow for any
-trajectory. But where the loss is quadratic in a block ``q`` given the rest ``r`` (the last layer of a network under
-squared errors, one factor of a product), the integral of the posterior over ``q`` is known in closed form, and wide:
-``r`` moves in it by Metropolis steps of all sizes, and ``q`` is then drawn from its Gaussian. Both together leave
-the posterior invariant.
+Where the loss is quadratic in one block ``q`` given the rest ``r``, the integral of the posterior over ``q`` is known
+in closed form, and wide: ``r`` moves in it by Metropolis steps of all sizes, and ``q`` is then drawn from its
+Gaussian (:class:`CollapsedMoves`). Both together leave the posterior invariant.
 """
 
 from __future__ import annotations

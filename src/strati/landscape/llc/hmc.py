@@ -1,19 +1,15 @@
-"""The moves of Hamiltonian Monte Carlo, all chains and temperatures in one batch.
+"""Metropolis-corrected Hamiltonian Monte Carlo, all chains and temperatures in one batch.
 
-A trajectory follows the Gaussian that the posterior would be, were the loss quadratic, exactly (a rotation of offset
-and momentum), and is kicked by what the loss adds to it. Thousands of directions that the loss does not feel
-then cost no accuracy, and the step is as long as the few that it does feel allow. Every move that is recorded leaves
-the posterior invariant.
+A trajectory (:class:`Walk`) follows the Gaussian that the posterior would be, were the loss quadratic, exactly (a
+rotation of offset and momentum), and is kicked by what the loss adds to it. Thousands of directions that the loss
+does not feel then cost no accuracy, and the step is as long as the few that it does feel allow. Coordinates are the
+eigenbasis of the curvature at the minimum or, for chains that start there, where they have come to.
 
-Metropolis-corrected Hamiltonian Monte Carlo, all chains and temperatures in one batch.
-
-Coordinates are the eigenbasis of the curvature, each scaled by its spread at each temperature (``walk``): of the
-curvature at the minimum, or, for chains that start there, of that where they have come to.
-Valleys that meet (``w1^2 w2^2`` and its kin) defeat any fixed step, so three things are added: every
-other trajectory draws its step over two and a half decades; small problems also get multiplicative moves;
-and replicas exchange places along a ladder of temperatures that begins at the localisation alone, where mixing is
-easy. Chains come down that ladder by annealing; those left behind are replaced. Every move of the recorded part
-leaves the posterior invariant, so averages have no bias of step size.
+Valleys that meet (``w1^2 w2^2`` and its kin) defeat any fixed step, so three things are added: every other trajectory
+draws its step over two and a half decades; small problems also get multiplicative moves; and replicas exchange places
+along a ladder of temperatures that begins at the localisation alone, where mixing is easy. Chains come down that
+ladder by annealing; those left behind are replaced. Every move of the recorded part leaves the posterior invariant,
+so averages have no bias of step size.
 """
 
 from __future__ import annotations

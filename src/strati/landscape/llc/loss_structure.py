@@ -1,14 +1,9 @@
-"""Blocks of parameters in which the loss is quadratic, the others held fixed.
+"""What makes a loss cheap to sample: quadratic blocks, networks affine in their inputs, the cost of a gradient.
 
-A layer of a deep linear network is such a block, the last layer of any network under squared errors, and ``w1`` of
-``w1^2 w2^4``. They are not declared but found, by differences of the potential.
-
-A squared error over many data as the same function of the parameters over few, where the network is affine.
-
+A layer of a deep linear network is a quadratic block, the last layer of any network under squared errors, and ``w1`` of
+``w1^2 w2^4``. Blocks are not declared but detected by differences of the potential.
 If every parameter gives ``f(x) = A x + b``, then ``mean ||f(x) - y||^2`` depends on the data by their first and second
-moments alone. Points placed in pairs about the mean have the same moments as the data, so the loss over them is the
-loss over all data, for every parameter. Deep linear networks and linear regression then cost the same for any
-number of data.
+moments alone, and a few points with the same moments replace all data (:func:`condensed`).
 """
 
 from __future__ import annotations

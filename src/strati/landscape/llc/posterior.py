@@ -1,13 +1,10 @@
-"""Coordinates in which the loss is about as curved as its eigenvalues say, for any number of parameters.
+"""The localised posterior ``exp(-nbeta (L(theta) - L*) - gamma/2 |theta - theta*|^2)`` and coordinates for its moves.
 
-Up to some thousands of parameters these are the eigenvectors of the curvature itself. Beyond, each linear layer's
-curvature is taken for the Kronecker product of the Gram matrix of its inputs and that of the output's Jacobians
-with respect to its preactivations (eq. 37 of degeneracy-in-the-loss-landscape), whose eigenvectors cost two small
-decompositions. It only has to be near the truth: the sampler is exact in any coordinates.
-
-The localised posterior ``exp(-nbeta (L(theta) - L*) - gamma/2 |theta - theta*|^2)``, evaluated in batches.
-
-:class:`LocalPosterior` evaluates it for many replicas in one pass. The moves are in ``hmc``, ``gibbs`` and ``sgld``.
+:class:`LocalPosterior` evaluates many replicas in one pass; the moves are in ``hmc``, ``gibbs`` and ``sgld``.
+Coordinates are, up to some thousands of parameters, the eigenvectors of the curvature itself. Beyond, each linear
+layer's curvature is taken for the Kronecker product of the Gram matrix of its inputs and that of the output's
+Jacobians with respect to its preactivations (eq. 37 of degeneracy-in-the-loss-landscape), whose eigenvectors cost two
+small decompositions. It only has to be near the truth: HMC is exact in any coordinates.
 """
 
 from __future__ import annotations

@@ -1,19 +1,10 @@
-"""The density of states: volumes ``V(eps)`` out of samples of several temperatures, and ``lambda(eps)``.
+"""How many parameters a network uses at a loss scale: ``N_eff(eps) = 2 lambda_B(eps)`` (eq. 9).
 
-Samples of all temperatures are reweighted into one (multistate Bennett acceptance ratio, Shirts and Chodera
-2008); the share of weight below ``eps`` is the volume, ``lambda(eps) = d ln V / d ln eps`` its slope (eq. 8).
-
-What the curvature at the minimum alone says about the learning coefficient, in closed form.
-
-For a quadratic loss with Hessian eigenvalues ``h_i`` and localisation ``gamma``,
-``lambda(nbeta) = 1/2 sum_i nbeta h_i / (nbeta h_i + gamma)`` at every temperature at once. It is a second opinion
-beside the sampler: where they differ, excursions leave the quadratic region. Also the factorised Hessian of eq. 37.
-
-How many parameters a network uses at a loss scale: ``N_eff(eps) = 2 lambda_B(eps)`` (eq. 9).
-
-For a few parameters ``lambda(eps)`` is the slope of the density of states; beyond, the tempered value at the
-temperature that sees ``eps``. Beside it the closed form of the curvature: their gap shows where the landscape stops
-being quadratic. How a scale is chosen from the spread between seeds is in ``seed_scale``.
+For a few parameters ``lambda(eps) = d ln V / d ln eps`` is the slope of the density of states (eq. 8): samples of all
+temperatures are reweighted into one (multistate Bennett acceptance ratio, Shirts and Chodera 2008), and the share of
+weight below ``eps`` is the volume ``V``. Beyond, it is the tempered value at the temperature that sees ``eps``.
+Beside it stands the closed form for a quadratic loss, ``1/2 sum_i nbeta h_i / (nbeta h_i + gamma)``: their gap shows
+where the landscape stops being quadratic. :func:`seed_scale` chooses a scale from the spread between seeds.
 """
 
 from __future__ import annotations

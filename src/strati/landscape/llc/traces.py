@@ -1,13 +1,7 @@
-"""The draws of a sampler on (temperature, chain, draw) axes; estimates are made of them in ``llc``.
+"""Draws of a sampler on (temperature, chain, draw) axes, their diagnostics, means with control variates, and files.
 
-Whether chains have mixed: rank-normalised split R-hat, effective sample size, error of a mean.
-
-Definitions of Vehtari, Gelman, Simpson, Carpenter and Buerkner, Bayesian Analysis 16 (2021), 667-718,
-as in arviz, against which they are tested. Traces have (chain, draw) axes.
-
-Control-variate means over chains, with conservative standard errors.
-
-Traces in a netCDF file that ArviZ reads, so that estimates can be made again later.
+R-hat, effective sample size and the error of a mean are those of Vehtari, Gelman, Simpson, Carpenter and Buerkner,
+Bayesian Analysis 16 (2021), 667-718, as in ArviZ, against which they are tested.
 """
 
 from __future__ import annotations
