@@ -6,6 +6,7 @@ DoRA (Liu et al. 2024) gives every output row of the merged weight a length of i
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -59,9 +60,12 @@ def merged(base: Network, adapter: Network) -> Network:
 
     def finish(name: str, weight: NDArray[Any], index: int | None) -> NDArray[Any]:
         for update in plan.get(name, ()):
-            if index is None or update.expert == index:
-                is_stack = index is None and update.expert is not None
-                weight = apply_expert(weight, update) if is_stack else apply(weight, update)
+            if index is None and update.expert is not None:  # one expert of a stack
+                weight = np.array(weight, np.float32)
+                flat = weight.reshape(-1, *weight.shape[-2:])
+                flat[update.expert] = apply(flat[update.expert], update)
+            elif index is None or update.expert == index:
+                weight = apply(weight, update)
         return weight if name not in rows else _with_rows(weight, *rows[name], adapter)
 
     def read(name: str) -> NDArray[Any]:
@@ -222,20 +226,9 @@ def apply(weight: NDArray[Any], update: AdapterUpdate) -> NDArray[np.float32]:
     return back
 
 
-def apply_expert(weight: NDArray[Any], update: AdapterUpdate) -> NDArray[np.float32]:
-    """A stack of experts with the update of one of them added."""
-    stack = np.array(weight, np.float32)
-    flat = stack.reshape(-1, *stack.shape[-2:])
-    flat[update.expert] = apply(flat[update.expert], update)
-    return stack
-
-
 def _lookup(base: Network) -> dict[str, str]:
     """Names without the prefixes that wrappers and heads put before them -> the name in the base."""
-    names_by_bare_name: dict[str, str] = {}
-    for tensor in base.tensors:
-        names_by_bare_name.setdefault(bare_name(tensor.name), tensor.name)
-    return names_by_bare_name
+    return {bare_name(tensor.name): tensor.name for tensor in reversed(base.tensors)}
 
 
 def bare_name(name: str) -> str:
@@ -285,29 +278,17 @@ def _target(names: Mapping[str, str], name: str) -> str | None:
 
 def _check(shape: tuple[int, ...], update: AdapterUpdate) -> None:
     rows, cols = update.rows, update.cols
-    size = rows * cols
     if update.magnitude is not None and update.magnitude().size != (cols if update.table else rows):
         raise BadInputError(update.name, "has a magnitude vector (DoRA) of another length than its outputs")
     if update.expert is not None:
         fits = len(shape) == 3 and update.expert < shape[0] and (rows, cols) in (shape[1:], shape[:0:-1])
-        if not fits:
-            raise _other(shape, update)
-        return
-    flat = (shape[0], size // shape[0]) if shape and shape[0] else (0, 0)
-    fits = (
-        (rows, cols) in (shape, shape[::-1])
-        if len(shape) == 2
-        else flat == (rows, cols) and np.prod(shape) == size
-    )
+    elif len(shape) == 2:
+        fits = (rows, cols) in (shape, shape[::-1])
+    else:
+        fits = shape[:1] == (rows,) and math.prod(shape) == rows * cols
     if not fits:
-        raise _other(shape, update)
-
-
-def _other(shape: tuple[int, ...], update: AdapterUpdate) -> BadInputError:
-    text = (
-        f"has an update of {update.rows}x{update.cols} for a weight of shape {shape}; wrong base or adapter"
-    )
-    return BadInputError(update.name, text)
+        text = f"has an update of {rows}x{cols} for a weight of shape {shape}; wrong base or adapter"
+        raise BadInputError(update.name, text)
 
 
 def _saved(names: Mapping[str, str], adapter: Network) -> dict[str, str]:

@@ -49,42 +49,35 @@ _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 def updates(contents: RawCheckpoint) -> RawCheckpoint:
     """The same checkpoint with every pair of factors as one tensor, their product; others come back as they are."""
-    parts: dict[tuple[str, str | None], dict[str, Tensor]] = {}
-    for tensor in contents.tensors:
-        match = _PART.fullmatch(tensor.name) if ".lora_" in tensor.name else None
-        if match is not None and tensor.floating:
-            key = (match["module"], match["adapter"])
-            parts.setdefault(key, {})[match["part"].removeprefix("lora_").removeprefix("embedding_")] = tensor
     made: dict[str, tuple[AdapterUpdate, tuple[str, ...]]] = {}
-    adapters = dict.fromkeys(adapter for _, adapter in parts)
-    several = len(adapters) > 1
-    options = {adapter: AdapterSettings(settings(contents, adapter)) for adapter in adapters}
+    parts = _grouped(contents, _PART)
+    several = len({adapter for _, adapter in parts}) > 1
     for (module, adapter), tensors in parts.items():
-        for update in _updates(contents, module, adapter, tensors, options[adapter]):
+        short = {word.removeprefix("lora_").removeprefix("embedding_"): t for word, t in tensors.items()}
+        for update in _updates(contents, module, adapter, short, AdapterSettings.of(contents, adapter)):
             name = f"{update.name}[{adapter}]" if several else update.name
             name = name if update.expert is None else f"{name}[{update.expert}]"
             made[name] = (update, tuple(t.name for t in tensors.values()))
-    made |= _lycoris(contents)
-    if not made:
-        return contents
-    return _replaced(contents, made)
-
-
-def _lycoris(contents: RawCheckpoint) -> dict[str, tuple[AdapterUpdate, tuple[str, ...]]]:
-    parts: dict[tuple[str, str | None], dict[str, Tensor]] = {}
-    for tensor in contents.tensors:
-        match = LYCORIS_PART.fullmatch(tensor.name) if _MARKED.search(tensor.name) else None
-        if match is not None and tensor.floating:
-            parts.setdefault((match["module"], match["adapter"]), {})[match["part"]] = tensor
-    made = {}
-    for (module, adapter), tensors in parts.items():
-        options = AdapterSettings(settings(contents, adapter))
+    for (module, adapter), tensors in _grouped(contents, LYCORIS_PART).items():
+        options = AdapterSettings.of(contents, adapter)
         name = dotted(module.removeprefix(_PREFIX))
         scale = partial(options.scale_by_setting, name) if options.options.get("alpha") is not None else None
-        update = lycoris_update(contents, name, tensors, scale, adapter)
-        if update is not None:
-            made[update.name] = (update, tuple(tensor.name for tensor in tensors.values()))
-    return made
+        lycoris = lycoris_update(contents, name, tensors, scale, adapter)
+        if lycoris is not None:
+            made[lycoris.name] = (lycoris, tuple(tensor.name for tensor in tensors.values()))
+    return _replaced(contents, made) if made else contents
+
+
+def _grouped(
+    contents: RawCheckpoint, pattern: re.Pattern[str]
+) -> dict[tuple[str, str | None], dict[str, Tensor]]:
+    """The tensors whose names match, by module and adapter, then by the word of their part."""
+    parts: dict[tuple[str, str | None], dict[str, Tensor]] = {}
+    for tensor in contents.tensors:
+        match = pattern.fullmatch(tensor.name) if _MARKED.search(tensor.name) else None
+        if match is not None and tensor.floating:
+            parts.setdefault((match["module"], match["adapter"]), {})[match["part"]] = tensor
+    return parts
 
 
 def settings(contents: RawCheckpoint, adapter: str | None) -> Mapping[str, Any]:
@@ -105,30 +98,34 @@ class AdapterSettings:
         self.ranks = PatternTable(options.get("rank_pattern"))
         self._alphas = PatternTable(options.get("alpha_pattern"))
 
+    @classmethod
+    def of(cls, contents: RawCheckpoint, adapter: str | None) -> AdapterSettings:
+        """The settings of one of a checkpoint's adapters."""
+        return cls(settings(contents, adapter))
+
+    def _number(self, table: PatternTable, module: str, setting: str) -> float | None:
+        """A number by pattern, or else the setting for all modules; ``None`` where there is none that can be used."""
+        by_pattern = table.value(module)
+        number = self.options.get(setting) if by_pattern is None else by_pattern
+        plain = isinstance(number, int | float) and not isinstance(number, bool)
+        return float(number) if table.readable and plain and -1e30 < number < 1e30 else None  # type: ignore[arg-type, operator]
+
     def scale(self, module: str, rank: int) -> float | None:
         """What an update is multiplied by; ``None`` where the settings do not say."""
-        alpha = self._alphas.value(module)
-        alpha = self.options.get("lora_alpha") if alpha is None else alpha
-        number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
-        if not self._alphas.readable or not number or not -1e30 < alpha < 1e30:  # type: ignore[operator]
+        alpha = self._number(self._alphas, module, "lora_alpha")
+        if alpha is None:
             return None
         if (
             self.options.get("peft_type") == "ADALORA"
         ):  # scaled by the rank at the start, whatever is left of it
             start = self.options.get("init_r")
-            return alpha / (start + 1e-5) if type(start) is int and start > 0 else None  # type: ignore[operator]
-        return alpha / (math.sqrt(rank) if self.options.get("use_rslora") else rank)  # type: ignore[operator]
+            return alpha / (start + 1e-5) if type(start) is int and start > 0 else None
+        return alpha / (math.sqrt(rank) if self.options.get("use_rslora") else rank)
 
     def scale_by_setting(self, module: str) -> float | None:
         """``alpha`` over ``r`` of PEFT's LoHa and LoKr."""
-        values = []
-        for table, setting in ((self._alphas, "alpha"), (self.ranks, "r")):
-            by_pattern = table.value(module)
-            values.append(self.options.get(setting) if by_pattern is None else by_pattern)
-        alpha, rank = values
-        if not all(isinstance(x, int | float) and not isinstance(x, bool) for x in values) or not rank:
-            return None
-        return float(alpha) / float(rank)  # type: ignore[arg-type]
+        alpha, rank = self._number(self._alphas, module, "alpha"), self._number(self.ranks, module, "r")
+        return alpha / rank if alpha is not None and rank else None
 
 
 def _updates(
