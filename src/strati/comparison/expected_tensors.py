@@ -277,23 +277,28 @@ def _hold(
 _Shapes = tuple[dict[str, Shape], dict[str, Shape]]
 
 
+def _weights_and_biases(linear: Mapping[str, Shape], *, outputs: int) -> dict[str, Shape]:
+    """Linear layers, each with a bias of as many entries as it has outputs, which are on this axis."""
+    shapes = {f"{name}.weight": shape for name, shape in linear.items()}
+    return shapes | {f"{name}.bias": (shape[outputs],) for name, shape in linear.items()}
+
+
 def _llama(config: Mapping[str, Any]) -> _Shapes:
     width, inner, heads = (
         int(config[key]) for key in ("hidden_size", "intermediate_size", "num_attention_heads")
     )
     size = int(config.get("head_dim") or width // heads)
     queries, keys = heads * size, int(config.get("num_key_value_heads") or heads) * size
-    in_blocks: dict[str, Shape] = {
-        "self_attn.q_proj.weight": (queries, width),
-        "self_attn.k_proj.weight": (keys, width),
-        "self_attn.v_proj.weight": (keys, width),
-        "self_attn.o_proj.weight": (width, queries),
-        "mlp.gate_proj.weight": (inner, width),
-        "mlp.up_proj.weight": (inner, width),
-        "mlp.down_proj.weight": (width, inner),
-        "input_layernorm.weight": (width,),
-        "post_attention_layernorm.weight": (width,),
+    rows = {
+        "self_attn.q": queries,
+        "self_attn.k": keys,
+        "self_attn.v": keys,
+        "mlp.gate": inner,
+        "mlp.up": inner,
     }
+    in_blocks: dict[str, Shape] = {f"{name}_proj.weight": (count, width) for name, count in rows.items()}
+    in_blocks |= {"self_attn.o_proj.weight": (width, queries), "mlp.down_proj.weight": (width, inner)}
+    in_blocks |= {f"{name}_layernorm.weight": (width,) for name in ("input", "post_attention")}
     table = (int(config["vocab_size"]), width)
     outside: dict[str, Shape] = {"embed_tokens.weight": table, "norm.weight": (width,)}
     names = config.get("architectures") or ()
@@ -305,50 +310,29 @@ def _llama(config: Mapping[str, Any]) -> _Shapes:
 def _gpt2(config: Mapping[str, Any]) -> _Shapes:
     width = int(config["n_embd"])
     inner = int(config.get("n_inner") or 4 * width)
-    linear = {
-        "attn.c_attn": (width, 3 * width),
-        "attn.c_proj": (width, width),
-        "mlp.c_fc": (width, inner),
-        "mlp.c_proj": (inner, width),
-    }
-    in_blocks: dict[str, Shape] = {f"{name}.weight": shape for name, shape in linear.items()}
-    in_blocks |= {f"{name}.bias": shape[1:] for name, shape in linear.items()}
+    linear = {"attn.c_attn": (width, 3 * width), "attn.c_proj": (width, width)}
+    linear |= {"mlp.c_fc": (width, inner), "mlp.c_proj": (inner, width)}
+    in_blocks = _weights_and_biases(linear, outputs=1)
     in_blocks |= {f"{name}.{part}": (width,) for name in ("ln_1", "ln_2") for part in ("weight", "bias")}
-    outside: dict[str, Shape] = {
-        "wte.weight": (int(config["vocab_size"]), width),
-        "wpe.weight": (int(config["n_positions"]), width),
-        "ln_f.weight": (width,),
-        "ln_f.bias": (width,),
-    }
-    return in_blocks, outside
+    outside: dict[str, Shape] = {f"ln_f.{part}": (width,) for part in ("weight", "bias")}
+    tables = {"wte.weight": "vocab_size", "wpe.weight": "n_positions"}
+    return in_blocks, outside | {name: (int(config[key]), width) for name, key in tables.items()}
 
 
 def _bert(config: Mapping[str, Any]) -> _Shapes:
     width, inner = int(config["hidden_size"]), int(config["intermediate_size"])
     linear = {f"attention.self.{name}": (width, width) for name in ("query", "key", "value")}
-    linear |= {
-        "attention.output.dense": (width, width),
-        "intermediate.dense": (inner, width),
-        "output.dense": (width, inner),
-    }
-    in_blocks: dict[str, Shape] = {f"{name}.weight": shape for name, shape in linear.items()}
-    in_blocks |= {f"{name}.bias": shape[:1] for name, shape in linear.items()}
+    linear |= {"attention.output.dense": (width, width), "output.dense": (width, inner)}
+    linear |= {"intermediate.dense": (inner, width)}
+    tables = {"word": "vocab_size", "position": "max_position_embeddings", "token_type": "type_vocab_size"}
     outside: dict[str, Shape] = {
-        f"embeddings.{name}_embeddings.weight": (int(config[key]), width)
-        for name, key in (
-            ("word", "vocab_size"),
-            ("position", "max_position_embeddings"),
-            ("token_type", "type_vocab_size"),
-        )
+        f"embeddings.{name}_embeddings.weight": (int(config[key]), width) for name, key in tables.items()
     }
-    return in_blocks, outside
+    return _weights_and_biases(linear, outputs=0), outside
 
 
 _FAMILIES: Mapping[str, Callable[[Mapping[str, Any]], _Shapes]] = {
-    "llama": _llama,
-    "mistral": _llama,
-    "qwen2": _llama,
-    "qwen3": _llama,
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _llama),
     "gpt2": _gpt2,
     "bert": _bert,
 }

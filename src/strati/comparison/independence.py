@@ -52,8 +52,10 @@ _LOOKS = 4  # blocks of each network that are sketched, or whose spectra are com
 _TERMS = 60
 _PER_AGREEMENT = 2
 """Agreements come in groups, since similar units compete: so many count as one (``tools/calibrate_lineage.py``)."""
-_CHAIN = (Role.LINEAR, Role.HEAD, Role.CONV)
-_CHANNELS_LAST = frozenset({"keras", "h5", "flax"})
+CHAIN = (Role.LINEAR, Role.HEAD, Role.CONV)
+"""Roles of layers in plain chains."""
+CHANNELS_LAST = frozenset({"keras", "h5", "flax"})
+"""Formats in which a flattened map holds all channels of a place together."""
 _FEW = 1  # agreements that are no evidence, so that a network's own units need not be looked at
 
 
@@ -436,7 +438,7 @@ class UnitChain:
             places = matrix.shape[2] // units if units else 1
             if places > 1:  # a flattened map: the places of a channel together, or all channels of a place
                 rows = matrix.shape[1]
-                last = layer.network.format in _CHANNELS_LAST
+                last = layer.network.format in CHANNELS_LAST
                 cut = matrix[0].reshape((rows, places, units) if last else (rows, units, places))
                 matrix = np.ascontiguousarray(cut.transpose((1, 0, 2) if last else (2, 0, 1)))
             units = matrix.shape[1]
@@ -503,8 +505,8 @@ def _attention(name: str, roles: dict[Role, list[Layer]], heads: int) -> Iterato
 def _plain(layers: Sequence[Layer]) -> Iterator[UnitChain]:
     run: list[Layer] = []
     for layer in layers:
-        fits = layer.role in _CHAIN and layer.kind in ("linear", "conv")
-        if run and not (fits and _follows(run[-1], layer)):
+        fits = layer.role in CHAIN and layer.kind in ("linear", "conv")
+        if run and not (fits and follows(run[-1], layer)):
             yield from _closed(run)
             run = []
         if fits:
@@ -517,6 +519,7 @@ def _closed(run: Sequence[Layer]) -> Iterator[UnitChain]:
         yield UnitChain(tuple(layer.name for layer in run[:-1]), "chain", tuple(run))
 
 
-def _follows(before: Layer, layer: Layer) -> bool:
+def follows(before: Layer, layer: Layer) -> bool:
+    """Whether a layer can read the one before: as many columns as that has rows, or a map of them flattened."""
     units, columns = before.shape[0], layer.shape[1]
     return columns == units or (before.kind == "conv" and layer.kind == "linear" and columns % units == 0)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from strati.comparison.independence import CHAIN, CHANNELS_LAST, follows
 from strati.io.roles import Role
 
 if TYPE_CHECKING:
@@ -38,9 +39,7 @@ _MANY = 4096  # units above which a sample decides whether there is anything to 
 _SAMPLE = 128
 _ALIKE = 0.3
 _CONSISTENT = 0.1  # share of the norms' squared log-ratios that scales may leave unexplained
-_CHANNELS_LAST = frozenset({"keras", "h5", "flax"})
 _NARROW = 8  # the width of a head is a multiple of it
-_CHAIN = (Role.LINEAR, Role.HEAD, Role.CONV)
 _SCALES = frozenset({"relu", "leaky_relu", "linear", "identity"})
 _SIGNS = frozenset({"tanh", "linear", "identity"})
 
@@ -339,18 +338,12 @@ def _interface_groups(
         yield from _attention(roles, heads)
     run: list[tuple[Layer, Layer]] = []
     for a, b in usable:
-        if a.role not in _CHAIN or a.kind not in ("linear", "conv") or (run and not _follows(run[-1][0], a)):
+        if a.role not in CHAIN or a.kind not in ("linear", "conv") or (run and not follows(run[-1][0], a)):
             yield from _chain(run, act or "relu")
             run = []
-        if a.role in _CHAIN and a.kind in ("linear", "conv"):
+        if a.role in CHAIN and a.kind in ("linear", "conv"):
             run.append((a, b))
     yield from _chain(run, act or "relu")
-
-
-def _follows(before: Layer, layer: Layer) -> bool:
-    """Whether a layer can read the one before: as many columns as that has rows, or a map of them flattened."""
-    units, columns = before.shape[0], layer.shape[1]
-    return columns == units or (before.kind == "conv" and layer.kind == "linear" and columns % units == 0)
 
 
 def _mlp(roles: Mapping[Role, list[tuple[Layer, Layer]]], act: str) -> Iterator[list[_Interface]]:
@@ -422,7 +415,7 @@ def _chain(run: Sequence[tuple[Layer, Layer]], act: str) -> Iterator[list[_Inter
         plain = here.first.kind == after.first.kind == "linear"
         # A flattened map keeps the places of a channel together, or, with channels last, all channels of a place.
         places = after.first.shape[1] // units
-        width, parts = (1, places) if here.second.network.format in _CHANNELS_LAST else (places, 1)
+        width, parts = (1, places) if here.second.network.format in CHANNELS_LAST else (places, 1)
         members = (_Member(here, 0, scaled=True), _Member(after, 1, width, parts, scaled=True))
         interfaces.append(
             _Interface(members, units, signs=plain and act in _SIGNS, scales=plain and act in _SCALES)
