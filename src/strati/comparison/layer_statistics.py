@@ -25,14 +25,8 @@ if TYPE_CHECKING:
     from strati.core.results import FloatArray
 
 METRICS = (
-    "alpha",
-    "stable_rank",
-    "entropy",
-    "mp_sigma",
-    "mp_soft_rank",
-    "spectral_norm",
-    "spikes_share",
-    "quasi_null_share",
+    *("alpha", "stable_rank", "entropy", "mp_sigma", "mp_soft_rank", "spectral_norm"),
+    *("spikes_share", "quasi_null_share"),
 )
 """The metrics compared between roles; shares are per eigenvalue."""
 
@@ -44,14 +38,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """The comparisons made: two sets of role prefixes each."""
 
 SERIES_METRICS = (
-    "phase",
-    "alpha",
-    "stable_rank",
-    "hard_rank",
-    "entropy",
-    "mp_sigma",
-    "spikes",
-    "quasi_null",
+    *("phase", "alpha", "stable_rank", "hard_rank", "entropy", "mp_sigma", "spikes", "quasi_null"),
 )
 """The metrics of a series of checkpoints."""
 
@@ -153,12 +140,13 @@ def holm(pvalues: Sequence[float]) -> list[float]:
         >>> holm([0.01, 0.04, 0.03])
         [0.03, 0.06, 0.06]
     """
-    corrected = [1.0] * len(pvalues)
-    largest = 0.0
-    for rank, i in enumerate(sorted(range(len(pvalues)), key=lambda i: pvalues[i])):
-        largest = max(largest, min(1.0, (len(pvalues) - rank) * pvalues[i]))
-        corrected[i] = largest
-    return corrected
+    order = np.argsort(pvalues, kind="stable")
+    factors = np.arange(len(order), 0, -1)
+    corrected = np.empty(len(order))
+    corrected[order] = np.maximum.accumulate(
+        np.minimum(factors * np.asarray(pvalues, np.float64)[order], 1.0)
+    )
+    return corrected.tolist()
 
 
 def _values(rows: Sequence[Mapping[str, object]], metric: str, prefixes: tuple[str, ...]) -> FloatArray:

@@ -266,8 +266,12 @@ def _pair_within(
 ) -> list[tuple[int, ...]]:
     """Layers of paired blocks: by their name in the block where all have it, else by role where the numbers agree."""
     rows = _pair_equal(blocks, lambda n, i: (places[n][i].within, sorts[n][i]))
-    left = [[i for i in group if i not in {row[n] for row in rows}] for n, group in enumerate(blocks)]
-    return rows + _pair_in_order(left, lambda n, i: sorts[n][i])
+    return rows + _pair_in_order(_unpaired(blocks, rows), lambda n, i: sorts[n][i])
+
+
+def _unpaired(groups: Sequence[Group], rows: Sequence[tuple[int, ...]]) -> list[Group]:
+    paired = [{row[n] for row in rows} for n in range(len(groups))]
+    return [[i for i in group if i not in paired[n]] for n, group in enumerate(groups)]
 
 
 def _pair_outside(
@@ -280,15 +284,13 @@ def _pair_outside(
     def chain(n: int, i: int) -> Hashable:
         return (_chain(_bare(places[n][i].within)), sorts[n][i])
 
-    rows: list[tuple[int, ...]] = []
-    rows += _pair_chains(groups, chain)
-    left = [[i for i in group if i not in {row[n] for row in rows}] for n, group in enumerate(groups)]
+    rows = _pair_chains(groups, chain)
+    left = _unpaired(groups, rows)
     named = _pair_equal(left, lambda n, i: (_bare(places[n][i].within), sorts[n][i]))
-    left = [[i for i in group if i not in {row[n] for row in named}] for n, group in enumerate(left)]
+    left = _unpaired(left, named)
     # Chains under other names ("net.#" and "fc#") are the same chain if there is one of that role in each network.
     lone = _pair_chains(left, lambda n, i: sorts[n][i], one_name=lambda n, i: chain(n, i))
-    left = [[i for i in group if i not in {row[n] for row in lone}] for n, group in enumerate(left)]
-    return rows + named + lone + _pair_in_order(left, lambda n, i: sorts[n][i])
+    return rows + named + lone + _pair_in_order(_unpaired(left, lone), lambda n, i: sorts[n][i])
 
 
 def _chain(within: str) -> str:
@@ -335,7 +337,7 @@ def _pair_chains(
 ) -> list[tuple[int, ...]]:
     """Runs of two layers or more in every network, laid along each other by relative depth."""
     tables = [_grouped(group, lambda i, n=n: key(n, i)) for n, group in enumerate(groups)]  # type: ignore[misc]
-    rows = []
+    rows: list[tuple[int, ...]] = []
     for k in tables[0]:
         runs = [table.get(k, []) for table in tables]
         if min(len(run) for run in runs) < 2:
@@ -355,10 +357,4 @@ def bare_names(names: Sequence[str]) -> list[str]:
         >>> bare_names(["module.bert.encoder.weight", "fc.weight"])
         ['encoder.weight', 'fc.weight']
     """
-    short = []
-    for name in names:
-        words = name.split(".")
-        while len(words) > 1 and words[0] in WRAPPERS:
-            words = words[1:]
-        short.append(".".join(words))
-    return short
+    return [_bare(name) or name.rpartition(".")[2] for name in names]
