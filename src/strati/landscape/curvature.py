@@ -293,8 +293,12 @@ def _affordable(
     x, y = data
     count = len(next(iter(x.values()))) if isinstance(x, Mapping) else len(x)
     few = _taken(x, y, slice(0, 2))
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        size = objective(network, loss, few, layers=settings.layers).flat.size
+    try:
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            size = objective(network, loss, few, layers=settings.layers).flat.size
+    except BadInputError:
+        objective(network, loss, _taken(x, y, slice(None)), layers=settings.layers)  # says it of all rows
+        raise
     # The loss is computed twice, on the way to an objective.
     pass_flops = counter.get_total_flops() / 2 / min(count, 2)
     effort = _Effort(columns=size, trace=0, probes=0) if size <= EXACT_UP_TO else _Effort()
