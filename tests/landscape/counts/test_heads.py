@@ -9,7 +9,7 @@ from torch.func import functional_call
 
 import strati
 from strati.core.errors import BadInputError
-from strati.landscape.counts.heads import HeadWeights, find_attention
+from strati.landscape.counts.layer_statistics import HeadWeights, find_attention
 
 
 def tiny(kind: str, seed: int = 0) -> nn.Module:

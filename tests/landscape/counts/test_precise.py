@@ -10,7 +10,7 @@ from precise import FUNCTIONS, precise_free
 from torch import nn
 
 import strati
-from strati.landscape.counts import multiprecision as digits
+from strati.landscape.counts import exact
 from strati.landscape.counts.degeneracy import Degeneracy
 from strati.landscape.mlp.sequential import as_chain
 
@@ -62,13 +62,11 @@ def test_more_digits_decide_what_doubles_cannot(widths: list[int], act: type[nn.
 def test_digits_say_when_they_cannot_decide_either() -> None:
     chain = as_chain(narrow(nn.Tanh, 0)[0]).to(torch.float64)
     x = torch.linspace(-1, 1, 30, dtype=torch.float64)[:, None]
-    assert [r.low for r in digits.chain_ranks(chain, x, [0, 1]) or ()] == [13, 5]
-    assert (
-        digits.chain_ranks(chain, 1e5 * x, [0, 1]) is None
-    )  # slopes with thousands of zeros after the point
+    assert [r.low for r in exact.chain_ranks(chain, x, [0, 1]) or ()] == [13, 5]
+    assert exact.chain_ranks(chain, 1e5 * x, [0, 1]) is None  # slopes with thousands of zeros after the point
     odd = as_chain(nn.Sequential(nn.Linear(1, 2), nn.Softsign(), nn.Linear(2, 1))).to(torch.float64)
-    assert digits.chain_ranks(odd, x, [0, 1]) is None
-    assert not digits.affordable(500, 500)
+    assert exact.chain_ranks(odd, x, [0, 1]) is None
+    assert not exact.digits_affordable(500, 500)
 
 
 @pytest.mark.parametrize("act", list(FUNCTIONS))

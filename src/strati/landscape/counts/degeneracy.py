@@ -23,7 +23,6 @@ from strati.evaluate.batches import device_of, whole_inputs
 from strati.io.layers import select_names
 from strati.io.to_module import as_module
 from strati.landscape.counts import exact as exactly
-from strati.landscape.counts import multiprecision as digits
 from strati.landscape.counts.module_counts import count_module
 from strati.landscape.counts.result import Degeneracy as Degeneracy
 from strati.landscape.counts.result import DegeneracyConfig as DegeneracyConfig
@@ -136,8 +135,8 @@ def _count_chain(chain: Chain, x: Tensor, unused: int, config: DegeneracyConfig,
         ranks = replace(
             ranks, hidden=ranks.hidden or any(c.least_slope < SATURATED for c in statistics.layers)
         )
-        if not ranks.total.decided and digits.affordable(sum(sizes), values):
-            ranks = exactly.settled(ranks, digits.chain_ranks(chain, x, places))
+        if not ranks.total.decided and exactly.digits_affordable(sum(sizes), values):
+            ranks = exactly.settled(ranks, exactly.chain_ranks(chain, x, places))
     least = None
     if config.exact is None and ranks is None:
         least = exactly.least_rank(

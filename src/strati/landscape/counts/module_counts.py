@@ -2,7 +2,7 @@
 
 Each use of a layer at each position is one more datum for its factors (``layer_statistics``). Freedom inside a layer
 (``d_in d_out - rG rK``) holds for any network around it. Freedom between layers is counted where a symmetry of the
-network is known and seen to hold (``symmetries``), and between the values and outputs of attention heads (``heads``).
+network is known and seen to hold (``symmetries``), and between the values and outputs of attention heads.
 Weights that are tied are not analysed.
 """
 
@@ -20,8 +20,14 @@ from strati.core.results import Flag, Tick, silent
 from strati.evaluate.hooks import Precision, Site, capture, on_output
 from strati.io.layers import select_names
 from strati.landscape.counts import exact as exactly
-from strati.landscape.counts.heads import HeadWeights, find_attention, value_used
-from strati.landscape.counts.layer_statistics import Convolution, Watched, watch
+from strati.landscape.counts.layer_statistics import (
+    Convolution,
+    HeadWeights,
+    Watched,
+    find_attention,
+    value_used,
+    watch,
+)
 from strati.landscape.counts.ranks import EPS, TWIN, nudged, pairs_above
 from strati.landscape.counts.result import (
     Degeneracy,
