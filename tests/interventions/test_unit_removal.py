@@ -164,7 +164,9 @@ def test_settings_that_make_no_sense():
     with pytest.raises(BadInputError, match="unit"):
         iv.prune(share=0.5, unit="head", method="wanda")
     with pytest.raises(BadInputError, match="unit"):
-        strati.plan(torch.nn.Linear(2, 2), data=np.zeros((4, 2)), budget="parameters=0.5", unit="head")
+        strati.plan(
+            torch.nn.Linear(2, 2), data=np.zeros((4, 2)), budget="bits=4", action="quantise", unit="head"
+        )
     net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
     x = np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32)
     with pytest.raises(BadInputError, match="no layer that reads"):

@@ -49,7 +49,7 @@ _FORMATS = (
 @click.option(
     "--unit",
     type=click.Choice(["head", "neuron"]),
-    help="With --action prune: remove whole attention heads or MLP neurons, the same share in every layer.",
+    help="Prune whole attention heads or MLP neurons, the same share in every layer.",
 )
 @data_options(required=False)
 @calibration_option

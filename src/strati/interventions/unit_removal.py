@@ -88,14 +88,14 @@ def remove_units(
     config = getattr(model, "config", None)
     if config is not None and (len(left) > 1 or len(set(counts.values())) > 1):
         raise UnsupportedError("prune", f"layers would have {sorted(left)} {unit}s; a config has one number")
-    before = sum(p.numel() for p in model.parameters())
+    before = int(sum(p.numel() for p in model.parameters()))
     for name, units in removed.items():
         for target in producers(by_name[name], unit, targets):
             _keep(model.get_submodule(target.name), target, counts[name], units, rows=True)
         _keep(model.get_submodule(name), by_name[name], counts[name], units, rows=False)
     if config is not None:
         _shrink_config(model, config, unit, counts[next(iter(removed))], next(iter(left)))
-    return before - sum(p.numel() for p in model.parameters())
+    return before - int(sum(p.numel() for p in model.parameters()))
 
 
 def _count(model: Any, reader: Target, unit: str) -> int:

@@ -65,7 +65,6 @@ class Edits:
         study: Study | None,
         settings: ApplyConfig,
     ) -> None:
-
         self.model, self.action = model, str(wanted["action"])
         self.chosen = {x["name"]: x["choice"] for x in wanted["layers"] if x["choice"] != KEEP}
         layers = {} if study is None else {n: t for n, t in study.origin.layers.items() if t.composite}
@@ -102,7 +101,7 @@ class Edits:
         self.removed: list[str] = sorted(self.chosen) if self.action == "drop" else []
         self.parameters_before = _parameters(model)
         saved = sum(self._edit(name, choice, settings) for name, choice in self.chosen.items())
-        self.reduced = self._reduced() if self.experts or self.units else None
+        self.reduced: Any = self._reduced() if self.experts or self.units else None
         self.parameters_after = (
             self.parameters_before - saved if not self.units else _parameters(self.reduced)
         )

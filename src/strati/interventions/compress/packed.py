@@ -105,8 +105,8 @@ def pack(codes: NDArray[Any], bits: int) -> NDArray[np.int32]:
     padded = np.zeros((rows, -(-cols // per_word) * per_word), np.uint32)
     padded[:, :cols] = codes
     shifts = np.arange(per_word, dtype=np.uint32) * np.uint32(bits)
-    words = np.bitwise_or.reduce(padded.reshape(rows, -1, per_word) << shifts, axis=-1)
-    return words.astype(np.uint32).view(np.int32)
+    words: NDArray[np.uint32] = np.bitwise_or.reduce(padded.reshape(rows, -1, per_word) << shifts, axis=-1)
+    return words.view(np.int32)
 
 
 def write_config(folder: Path, layers: Mapping[str, PackedLayer]) -> None:

@@ -75,8 +75,7 @@ class PlanConfig:
         inputs: Of a plan from a model: the array or columns of a data file that hold the inputs.
         targets: Of a plan from a model: the array or column of a data file that holds the labels.
         activation: Of a plan from a model: the activation function of a bare MLP.
-        unit: Of the action ``prune``: ``"head"`` or ``"neuron"`` removes whole attention heads or MLP neurons, the same
-            share in every layer.
+        unit: ``"head"`` or ``"neuron"`` prunes whole attention heads or MLP neurons, the same share in every layer.
         calibration: Of a plan from a model: data for the input covariances; default a quarter of the data, which is
             then not used for measuring.
     """
@@ -110,8 +109,10 @@ class PlanConfig:
             raise BadInputError(self.action, f"no such action; there are {', '.join(ACTIONS)}")
         if self.combinations < 0 or self.uniform < 1:
             raise BadInputError("combinations", "has to be at least 0, uniform at least 1")
-        if self.unit not in (None, "head", "neuron") or (self.unit and self.action != "prune"):
-            raise BadInputError("unit", f"is head or neuron, for the action prune, not {self.unit!r}")
+        if self.unit not in (None, "head", "neuron"):
+            raise BadInputError("unit", f"is head or neuron, not {self.unit!r}")
+        if self.unit is not None and self.action not in (None, "prune"):
+            raise BadInputError("unit", f"is for the action prune, not {self.action}")
         if self.screen not in (None, "fisher"):
             raise BadInputError("screen", f"no score {self.screen!r} to screen by; there is fisher")
         if not 0.5 <= self.confidence < 1.0:
@@ -275,7 +276,7 @@ def plan(
     config = dataclasses.replace(config, action=action_name)
     config.check()
     measured = study if isinstance(study, Study) else load_study(study) if is_study_folder(study) else None
-    action = config.action or default_action(budget, measured)
+    action = config.action or ("prune" if config.unit else default_action(budget, measured))
     config = dataclasses.replace(config, action=action)
     parsed_budget = read_budget(budget, action)
     screen = None

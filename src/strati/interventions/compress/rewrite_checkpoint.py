@@ -160,7 +160,7 @@ def cast(values: NDArray[Any], dtype: str, name: str) -> NDArray[Any]:
 def rewrite_npz(source: Path, target: Path, rewrite: Rewrite) -> None:
     """Write an ``.npz`` again with some arrays changed."""
     with np.load(source, allow_pickle=False) as file:
-        arrays = {
+        arrays: dict[str, Any] = {
             other: file[name] if values is None else values.astype(file[name].dtype)
             for name, other, values in rewrite.tensors(file.files)
         }
