@@ -50,15 +50,11 @@ def command(
     inputs: str | None,
     targets: str | None,
     activation: Any,
-    matrix: str,
-    top: int,
-    per_layer: bool,
     loss: str | None,
     rows: int | None,
     layers: tuple[str, ...],
-    device: str | None,
-    seed: int,
     output: Output,
+    **options: Any,
 ) -> None:
     """Spectrum of the curvature of MODEL's loss on DATA: top eigenvalues, trace, density, effective parameters.
 
@@ -71,17 +67,7 @@ def command(
 
     problem = read_problem(model, data, inputs, targets, activation=activation, loss=loss, rows=rows)
     with progress("curvature", None, quiet=output.quiet) as tick:
-        spectrum = curvature(
-            *problem,
-            matrix=matrix,
-            top=top,
-            per_layer=per_layer,
-            rows=rows,
-            layers=layers or None,
-            seed=seed,
-            device=device,
-            tick=tick,
-        )
+        spectrum = curvature(*problem, rows=rows, layers=layers or None, tick=tick, **options)
     emit(spectrum, output)
     if not output.quiet and output.json != "-":
         show(f"next: strati llc {model} --data {data}")

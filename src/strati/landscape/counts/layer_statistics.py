@@ -5,9 +5,9 @@ groups apart). How the data get here is in ``module_counts``.
 
 The values of an attention head can be changed to ``C v`` and its output matrix to ``W_O C^-1``: of this ``s t``
 directions are not free already, with ``s`` the rank of the value vectors and ``t`` that of the Jacobians with respect
-to them. Heads with the same attention pattern on all data are one block, as synchronised neurons are (section 3.2); at a
-loss scale ``eps`` so are heads whose patterns differ by so little that exchanging them changes what they read by less
-than ``eps``. Which layers hold values and outputs follows from the names that transformers uses.
+to them. Heads with the same attention pattern on all data are one block, as synchronised neurons are (section 3.2); at
+a loss scale ``eps`` so are heads whose patterns differ by so little that exchanging them changes what they read by
+less than ``eps``. Which layers hold values and outputs follows from the names that transformers uses.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
-    from strati.landscape.counts.result import Degeneracy
     from strati.schemas.json_types import DegeneracyFields
 
 Method = Literal["exact", "structural"]
@@ -179,8 +178,6 @@ class Degeneracy(Result):
 
     def summary(self) -> RenderableType:
         """The table per layer, totals, and the sentence."""
-        from strati.landscape.counts.result import degeneracy_summary
-
         return degeneracy_summary(self)
 
     def plot(self, **options: Any) -> Any:
