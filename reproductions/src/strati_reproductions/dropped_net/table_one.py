@@ -168,8 +168,8 @@ def at_once(chain: Chain) -> int:
         chain.exchange(place)
         lower.append(chain.error(place) < best)
         chain.exchange(place)
-    for place in np.flatnonzero(lower):
-        chain.exchange(int(place))
+    for chosen in np.flatnonzero(lower).tolist():
+        chain.exchange(chosen)
     return sum(lower)
 
 
