@@ -190,13 +190,9 @@ def grid_reaches_the_table(rows: Rows) -> bool | None:
 
 
 def coefficient_follows_size(rows: Rows) -> Outcome:
-    """Whether coefficient and size have rank correlations of 0.8; in part where some interval is above 0."""
-    laws = [row["facts"] for row in _rows_of(rows, "law")]
-    if not laws:
-        return None
-    if all(f["rho"] >= 0.8 for f in laws):
-        return True
-    return "partly" if any(f["low"] > 0 for f in laws) else False
+    """Whether coefficient and size have rank correlations of 0.8; in part where some have."""
+    close = [row["facts"]["rho"] >= 0.8 for row in _rows_of(rows, "law")]
+    return None if not close else True if all(close) else "partly" if any(close) else False
 
 
 def coefficient_predicts_best(rows: Rows) -> Outcome:
@@ -209,12 +205,15 @@ def coefficient_predicts_best(rows: Rows) -> Outcome:
     return None if not better else True if all(better) else "partly" if any(better) else False
 
 
-def recommended(rows: Rows, metric: str) -> Outcome:
-    """Whether the audit recommends a metric at every setting; in part where it does at some."""
-    advice = [row["facts"]["recommendation"] for row in _rows_of(rows, "layer-audit", metric=metric)]
-    if not advice:
+def layers_follow_their_coefficient(rows: Rows) -> Outcome:
+    """Whether the audit recommends the coefficient at every setting; in part where only the correlation is clear."""
+    advice = [
+        row["facts"]["recommendation"] for row in _rows_of(rows, "layer-audit", metric="learning_coefficient")
+    ]
+    clear = [row["facts"]["low"] > 0 for row in _rows_of(rows, "layer-law", per_weight=True)]
+    if not advice or not clear:
         return None
-    return True if set(advice) == {"use"} else "partly" if {"use", "use-with-care"} & set(advice) else False
+    return True if set(advice) == {"use"} else "partly" if all(clear) else False
 
 
 def comes_first(rows: Rows, signal: str) -> Outcome:
