@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
+    from strati.io.network import Openable
+
 _TENSOR = re.compile(r"(?:blocks\.(\d+)\.(norm|inp|out)|(norm|last))\.(weight|bias)")
 _ORDER = ("norm", "inp", "out", "last")
 
@@ -60,7 +62,7 @@ class ShuffledResidual(Result):
 
 
 def shuffle(
-    model: object,
+    model: Openable,
     out: str | Path,
     *,
     answer: str | Path | None = None,

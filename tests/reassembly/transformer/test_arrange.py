@@ -5,10 +5,9 @@ import pytest
 
 import strati
 from strati.reassembly.transformer.arrange import arrange, merged
-from strati.reassembly.transformer.evidence import Expected
 from strati.reassembly.transformer.shuffle import shuffle_transformer
 from strati.reassembly.transformer.solve import solve_transformer
-from strati.reassembly.transformer.timeline import Similarity, Timeline
+from strati.reassembly.transformer.timeline import Expected, Similarity, Timeline
 from strati_reproductions.dropped_transformer.measure import measured, prior_of
 from strati_reproductions.dropped_transformer.scoring import score
 from strati_reproductions.zoo.fetch import cache

@@ -16,7 +16,6 @@ import numpy as np
 
 from strati.reassembly.transformer import evidence, vectors
 from strati.reassembly.transformer.evidence import (
-    Expected,
     Prior,
     end_tables,
     likeness,
@@ -25,7 +24,7 @@ from strati.reassembly.transformer.evidence import (
     unit_signals,
 )
 from strati.reassembly.transformer.solve import signs
-from strati.reassembly.transformer.timeline import coefficients
+from strati.reassembly.transformer.timeline import Expected, coefficients
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

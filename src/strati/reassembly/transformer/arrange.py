@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from strati.core.assignment import assign
-from strati.reassembly.transformer.evidence import Expected, chain, checked, margins
-from strati.reassembly.transformer.timeline import Similarity, Timeline, reordered
+from strati.reassembly.transformer.evidence import chain, checked, margins
+from strati.reassembly.transformer.timeline import Expected, Similarity, Timeline, reordered
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.console import RenderableType
 
+    from strati.io.network import Openable
     from strati.schemas.json_types import CorrespondFields, IdentifyFields
 
 
@@ -90,7 +91,7 @@ class Identified(Result):
         return Group(Text(verdict), Text(numbers), Table(columns, rows))
 
 
-def identify(piece: str | Path | Network | NDArray[Any], model: object) -> Identified:
+def identify(piece: str | Path | Network | NDArray[Any], model: Openable) -> Identified:
     """The block and role of a stray matrix or vector of a network, or of another fine-tune of it.
 
     Args:
@@ -166,7 +167,7 @@ class Correspondence(Result):
         return Group(Text(verdict), Text(numbers), Table(columns, rows))
 
 
-def correspond(first: object, second: object) -> Correspondence:
+def correspond(first: Openable, second: Openable) -> Correspondence:
     """Match the blocks of two checkpoints of one architecture by the mean cosine of their matrices.
 
     Raises:

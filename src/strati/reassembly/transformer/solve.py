@@ -15,7 +15,6 @@ from strati.core.errors import BadInputError
 from strati.core.results import Flag, Tick, silent
 from strati.core.rng import stream
 from strati.reassembly.transformer.evidence import (
-    Expected,
     Prior,
     default_prior,
     end_tables,
@@ -31,7 +30,7 @@ from strati.reassembly.transformer.matrices import (
 )
 from strati.reassembly.transformer.result import TransformerReassembly
 from strati.reassembly.transformer.symmetries import equal_halves, pieces_of
-from strati.reassembly.transformer.timeline import SURE_PLACE, Similarity, Timeline, coefficients
+from strati.reassembly.transformer.timeline import SURE_PLACE, Expected, Similarity, Timeline, coefficients
 from strati.reassembly.transformer.vectors import PlacedVector, place_vectors
 
 if TYPE_CHECKING:
