@@ -89,7 +89,8 @@ def compare_laws(x: FloatArray, tail: Tail) -> dict[str, dict[str, Any]]:
         difference = power - logs
         total, spread = float(difference.sum()), float(difference.std())
         if name == "truncated_power_law":
-            pvalue = float(chi2.sf(max(-2 * total, 0.0), 1))
+            # No truncation is the end of the range of the rate: half of the null has no gain at all (Chernoff 1954).
+            pvalue = 0.5 * float(chi2.sf(-2 * total, 1)) if total < 0 else 1.0
         else:
             pvalue = float(erfc(abs(total) / (np.sqrt(2 * y.size) * spread))) if spread > 0 else 1.0
         ratio = total / (np.sqrt(y.size) * spread) if spread > 0 else 0.0

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from strati.spectra.eigenvalues import Source
     from strati.spectra.spectrum import Spectrum
 
+TOKEN_ROLES = (Role.EMBEDDING, Role.HEAD)
+"""Roles of layers that may have one row per token."""
+
 FEWEST_ROWS = 4
 """Rows from which a group counts: three rows that are close to each other are often tokens of one meaning."""
 
