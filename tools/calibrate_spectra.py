@@ -3,6 +3,7 @@
     python tools/calibrate_spectra.py coverage [--draws 100]    # of alpha +- 1.96 alpha_stderr
     python tools/calibrate_spectra.py noise [--draws 200]       # spikes, tails and warnings in noise of many kinds
     python tools/calibrate_spectra.py kernels [--draws 100]     # spikes in convolutions with taps of unequal size
+    python tools/calibrate_spectra.py truncation [--draws 400]  # level and power of tpl_pvalue
 
 Each row has random streams of its own, so the numbers do not depend on what else is run.
 """
@@ -19,6 +20,7 @@ from scipy import stats
 import strati
 from strati.core.rng import stream
 from strati.spectra.spectrum import spectrum
+from strati.spectra.tail_tests import truncation_pvalue
 from strati.spectra.tails import fit_tail
 
 Rng = np.random.Generator
@@ -222,10 +224,22 @@ def noise_rates(name: str, shape: tuple[int, int], draws: int) -> dict[str, floa
     return {what: count / draws for what, count in counts.items()}
 
 
+def truncation(size: int, cutoff: float, draws: int, alpha: float = 2.5) -> float:
+    """Share of tails of this size, cut off at so many times their start, whose truncation has p below 0.05."""
+    rng, below = stream(0, "truncation", str(size), str(cutoff)), 0
+    for _ in range(draws):
+        values = np.empty(0)
+        while values.size < size:
+            pure = rng.pareto(alpha - 1, 4 * size) + 1
+            values = np.append(values, pure[rng.random(pure.size) < np.exp(-(pure - 1) / cutoff)])
+        below += truncation_pvalue(values[:size]) < 0.05
+    return below / draws
+
+
 def main() -> None:
     """Print the rates that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["coverage", "noise", "kernels"])
+    parser.add_argument("what", choices=["coverage", "noise", "kernels", "truncation"])
     parser.add_argument("--draws", type=int)
     parser.add_argument("--kinds", nargs="+", default=list(NOISE), choices=NOISE, metavar="KIND")
     parser.add_argument(
@@ -233,6 +247,14 @@ def main() -> None:
     )
     parser.add_argument("--shapes", nargs="+", default=[f"{n}x{m}" for n, m in SHAPES], metavar="NxM")
     options = parser.parse_args()
+    if options.what == "truncation":
+        draws, cutoffs = options.draws or 400, (float("inf"), 30.0, 10.0, 4.0)
+        print(
+            f"share of p-values below 0.05 by size and cut-off over the start of the tail; {draws} draws each"
+        )
+        for size in (50, 100, 300, 1000):
+            print(f"{size:5d}" + "".join(f"  {c:g}: {truncation(size, c, draws):.2f}" for c in cutoffs))
+        return
     if options.what == "coverage":
         draws = options.draws or 100
         listed = [", ".join(f"{value:g}" for value in of) for of in (SIZES, EXPONENTS, STABLE_EXPONENTS)]

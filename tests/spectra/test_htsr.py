@@ -15,6 +15,7 @@ from strati.report.plots.spectra import alpha_over_xmin
 from strati.spectra import htsr
 from strati.spectra.layerwise import from_record, to_record
 from strati.spectra.noise_edges import upper_edge
+from strati.spectra.tail_tests import truncation_pvalue
 from strati.spectra.tails import Tail, exponents
 
 Array = NDArray[np.float64]
@@ -125,9 +126,20 @@ def test_a_truncated_tail_is_told_from_a_pure_one() -> None:
         tail = Tail(alpha, 0.1, float(values[0]), 0.0, values.size, 0)
         fits.append(htsr.heavy_tail_metrics([], values, tail))
     assert fits[0].tpl_pvalue is not None and fits[1].tpl_pvalue is not None
-    assert fits[0].tpl_pvalue > 0.05 > 1e-4 > fits[1].tpl_pvalue
+    assert fits[0].tpl_pvalue > 0.05 > 1e-3 > fits[1].tpl_pvalue
     assert fits[1].tpl_cutoff is not None and 2 < fits[1].tpl_cutoff < 8
     assert fits[1].tpl_alpha == pytest.approx(2.5, abs=0.5)
+
+
+@pytest.mark.parametrize("alpha", [1.7, 2.5, 4.0])
+def test_the_p_value_of_a_truncation_has_its_level_at_every_exponent(alpha: float) -> None:
+    """400 pure tails of 80 values: 20 below 0.05 are expected, outside 6 to 38 with a chance of 0.02 %."""
+    rng = np.random.default_rng(int(10 * alpha))
+    draws = (1 - rng.random((400, 80))) ** (-1 / (alpha - 1))
+    below = sum(truncation_pvalue(values) < 0.05 for values in draws)
+    assert 6 <= below <= 38
+    normal = (1 - rng.random((60, 3000))) ** (-1 / (alpha - 1))  # beyond the simulated sizes
+    assert 0.2 < np.mean([truncation_pvalue(values) < 0.5 for values in normal]) < 0.8
 
 
 def test_alpha_over_xmin_holds_the_chosen_start() -> None:
