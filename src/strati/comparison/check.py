@@ -410,7 +410,7 @@ class NumberLimit:
     def finding(self, layer: str, numbers: Mapping[str, Any]) -> Finding | None:
         """A layer's number beyond the limit."""
         number = numbers.get(self.name)
-        if not self.exceeded(number):
+        if number is None or not self.exceeded(number):
             return None
         shown = f"{100 * number:.3g}%" if self.percent else f"{number:.4g}"
         return Finding(layer, OVER_LIMIT, f"{self.name} is {shown}; the limit is: {self.text}")

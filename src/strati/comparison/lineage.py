@@ -267,7 +267,7 @@ def _keep(outcome: Outcome) -> Finished:
 
 
 def _from_record(record: dict[str, Any]) -> LineagePair:
-    fields = {name: tuple(x) if isinstance(x, list) else x for name, x in record.items()}
+    fields: dict[str, Any] = {n: tuple(x) if isinstance(x, list) else x for n, x in record.items()}
     fields["kind"] = RelationKind(fields["kind"])
     fields["direction"] = None if fields["direction"] is None else LineageDirection(fields["direction"])
     fields["blocks"] = tuple(LineageBlock(**block) for block in fields["blocks"])

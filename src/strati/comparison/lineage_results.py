@@ -198,46 +198,41 @@ class Lineage(Result):
 
         from strati.core.display import Column, NextCommand, Paragraph, command_path, table
 
-        short = _short_names(self.networks)
-        parts: list[RenderableType] = [
-            Paragraph(line) if len(self.networks) == 2 else Text(line) for line in self.lines()
-        ]
-        number = [Column("agreement", right=True), Column("units", right=True), Column("p", right=True)]
-        if len(self.networks) == 2:
-            pair = self.pairs[0]
-            rows = [
-                (printable(x.a, 24), printable(x.b, 24), f"{x.agreement:.0%}", x.units, _p(x.pvalue))
-                for x in pair.blocks[:_MANY]
-            ]
-            if rows:
-                parts.append(table(["block of A", "block of B", *number], rows))
-            pair_names: tuple[str, str] | None = (pair.a, pair.b)
-            kind = pair.kind
-        else:
-            by_names = {frozenset((pair.a, pair.b)): pair for pair in self.pairs}
-            edges = [(edge, by_names[frozenset((edge.parent, edge.child))]) for edge in self.tree[:_MANY]]
-            cells = [
-                (short[e.parent], short[e.child], str(e.kind), f"{p.shared_blocks}/{len(p.blocks)}",
-                 _p(p.pvalue), "yes" if e.directed else "no")
-                for e, p in edges
-            ]  # fmt: skip
-            if cells:
-                columns: list[str | Column] = [
-                    "parent",
-                    "child",
-                    "kind",
-                    Column("blocks", right=True),
-                    Column("p", right=True),
-                ]
-                parts.append(table([*columns, "directed"], cells))
-            pair_names = (self.tree[0].parent, self.tree[0].child) if self.tree else None
-            kind = self.tree[0].kind if self.tree else RelationKind.UNRELATED
+        two = len(self.networks) == 2
+        parts: list[RenderableType] = [Paragraph(line) if two else Text(line) for line in self.lines()]
+        columns, rows = self._block_rows() if two else self._edge_rows()
+        if rows:
+            right = ("agreement", "units", "blocks", "p")
+            parts.append(table([Column(name, right=name in right) for name in columns], rows))
+        pair_names: tuple[str, str] | None = (self.pairs[0].a, self.pairs[0].b) if two else None
+        kind = self.pairs[0].kind if two else RelationKind.UNRELATED
+        if not two and self.tree:
+            pair_names, kind = (self.tree[0].parent, self.tree[0].child), self.tree[0].kind
         commands = [f"strati explain {kind}"]
         if pair_names is not None and all(Path(name).exists() for name in pair_names):
             first, second = (command_path(name) for name in pair_names)
             commands = [f"strati compare {first} {second}", f"strati scan {second}", *commands]
         parts.append(NextCommand(tuple(commands)))
         return Group(*parts)
+
+    def _block_rows(self) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
+        rows: list[tuple[object, ...]] = [
+            (printable(x.a, 24), printable(x.b, 24), f"{x.agreement:.0%}", x.units, _p(x.pvalue))
+            for x in self.pairs[0].blocks[:_MANY]
+        ]
+        return ("block of A", "block of B", "agreement", "units", "p"), rows
+
+    def _edge_rows(self) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
+        short = _short_names(self.networks)
+        by_names = {frozenset((pair.a, pair.b)): pair for pair in self.pairs}
+        rows: list[tuple[object, ...]] = []
+        for edge in self.tree[:_MANY]:
+            pair = by_names[frozenset((edge.parent, edge.child))]
+            blocks, directed = f"{pair.shared_blocks}/{len(pair.blocks)}", "yes" if edge.directed else "no"
+            rows.append(
+                (short[edge.parent], short[edge.child], str(edge.kind), blocks, _p(pair.pvalue), directed)
+            )
+        return ("parent", "child", "kind", "blocks", "p", "directed"), rows
 
 
 def _counted(count: int, noun: str, plural: str) -> str:
