@@ -145,10 +145,10 @@ def compare(
     if not matching.rows:
         raise BadInputError(networks[-1].path, f"none of its layers corresponds to one of {networks[0].path}")
     matched, only, tied, unmatched = _selected(plain, matching, settings)
-    run = _run(engine, address, settings.workers, [x for side in plain for x in side.layers], tick, out)
+    every = [layer for side in plain for layer in side.layers]
+    run = Run() if out is None else Run(engine, default_workers(every, settings.workers), address, tick=tick)
     if out is None:
-        units = sum(len(side.layers) for side in plain) if only is None else sum(map(len, only))
-        as_ticker(tick).expect(units)
+        as_ticker(tick).expect(len(every) if only is None else sum(map(len, only)))
     sides = with_spectra(plain, only, workers=settings.workers, tick=tick, out=out, run=run)
     rows: list[list[Version]] = [
         [(side, side.layers[i]) for side, i in zip(sides, row, strict=True)] for row in matched
@@ -257,13 +257,10 @@ def _movement(
 def _removed_direction(steps: Sequence[PairUpdate]) -> int:
     """Number of layers that one and the same direction was projected out of."""
     sketches = [np.array(step.removed) for step in steps if step.removed is not None]
-    if len(sketches) < 2:
-        return 0
-    sizes = {sketch.size for sketch in sketches}
-    if len(sizes) != 1:
+    if len(sketches) < 2 or len({sketch.size for sketch in sketches}) != 1:
         return 0
     unit = np.array([sketch / np.linalg.norm(sketch) for sketch in sketches])
-    return int(max(np.count_nonzero(np.abs(unit @ direction) > _SAME_DIRECTION) for direction in unit))
+    return int((np.abs(unit @ unit.T) > _SAME_DIRECTION).sum(axis=1).max())
 
 
 def _related(layers: Sequence[ComparedLayer]) -> bool | None:
@@ -343,12 +340,9 @@ def comparable_layers(networks: Sequence[Network]) -> list[NetworkLayers]:
     Where one network fuses query, key and value (or gate and up) and another keeps them apart, the fused ones are cut.
     """
     roles = [{layer.role for layer in network.layers()} for network in networks]
-    separate = next(
-        (net for net, network_roles in zip(networks, roles, strict=True) if Role.QUERY in network_roles), None
-    )
-    gated = next(
-        (net for net, network_roles in zip(networks, roles, strict=True) if Role.MLP_GATE in network_roles),
-        None,
+    separate, gated = (
+        next((net for net, held in zip(networks, roles, strict=True) if role in held), None)
+        for role in (Role.QUERY, Role.MLP_GATE)
     )
     split = separate is not None and any(Role.QKV in network_roles for network_roles in roles)
     sides = []
@@ -443,19 +437,6 @@ def _tied(network: Network) -> bool:
         return True
     roles = {network.names.by_role(name) for name in network.ties}
     return Role.HEAD in roles or config.get("tie_word_embeddings") is True
-
-
-def _run(
-    engine: str,
-    address: str | None,
-    workers: int | None,
-    layers: Sequence[Layer],
-    tick: Tick,
-    out: str | Path | None,
-) -> Run:
-    if out is None:
-        return Run()
-    return Run(engine, default_workers(layers, workers), address, tick=tick)
 
 
 def _widths(row: Sequence[Version]) -> list[int]:
