@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from strati.interventions.data_aware_edits import InputDirections, gptq, sparsegpt
@@ -39,6 +40,8 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="a smaller layer")
     side = 512 if parser.parse_args().quick else 2048
+    torch.set_num_threads(1)  # threads that wait for each other would count as processor time
+    threadpool_limits(1)
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=288, intermediate_size=768, num_hidden_layers=6, num_attention_heads=6, vocab_size=8000
