@@ -225,7 +225,7 @@ def test_bad_specs_are_one_line_and_leave_nothing(tmp_path: Path) -> None:
     cases = {
         "[train]\nepoks = 3\n[data]\nname = 'digits'": "unknown key 'epoks' in [train]; did you mean 'epochs'?",
         "[train": "not TOML",
-        "[data]\npath = 'gone.npz'": "no such data file",
+        "[data]\npath = 'gone.npz'": "no such file",
     }
     for text, word in cases.items():
         path = tmp_path / "bad.toml"

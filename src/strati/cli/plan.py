@@ -19,6 +19,7 @@ from strati.cli.common import (
     guard_outputs,
     layers_option,
     output_options,
+    rows_option,
     show,
 )
 from strati.cli.study import performance_option
@@ -52,6 +53,7 @@ _FORMATS = (
     help="Prune whole attention heads or MLP neurons, the same share in every layer.",
 )
 @data_options(required=False)
+@rows_option
 @calibration_option
 @activation_option(None)
 @performance_option
@@ -117,7 +119,7 @@ def command(
         measured: Any = load_study(source)
         network = _network_of(measured)
         guard_outputs(click.get_current_context(), also=[network])
-        for name in ("inputs", "targets", "activation", "performance", "calibration"):
+        for name in ("inputs", "targets", "activation", "performance", "calibration", "rows"):
             if name in set_options:
                 raise BadInputError(f"--{name}", "is for a model; the study has its own")
     else:

@@ -73,6 +73,7 @@ def _settings_of(model: Any, data: Any, budget_kind: str, config: PlanConfig) ->
         inputs=config.inputs,
         targets=config.targets,
         activation=config.activation,
+        rows=config.rows,
         calibration=config.calibration,
     )
 

@@ -76,6 +76,7 @@ class PlanConfig:
         targets: Of a plan from a model: the array or column of a data file that holds the labels.
         activation: Of a plan from a model: the activation function of a bare MLP.
         unit: ``"head"`` or ``"neuron"`` prunes whole attention heads or MLP neurons, the same share in every layer.
+        rows: Of a plan from a model: use only the first rows of the data.
         calibration: Of a plan from a model: data for the input covariances; default a quarter of the data, which is
             then not used for measuring.
     """
@@ -92,6 +93,7 @@ class PlanConfig:
     targets: str | None = None
     activation: str = "relu"
     unit: str | None = None
+    rows: int | None = None
     calibration: Any = None
 
     @property
