@@ -76,6 +76,8 @@ def test_beyond_the_exact_rank_the_first_data_give_an_upper_end(monkeypatch: pyt
     truth = strati.degeneracy(model, x)
     assert truth.method == "exact"
     monkeypatch.setattr(exact, "affordable", lambda parameters, values: False)
+    assert strati.degeneracy(model, x).free_at_most is None  # the exact rank can be asked for
+    monkeypatch.setattr(exact, "MOST_EXACT", 100)
     monkeypatch.setattr(exact, "MOST_DIMENSIONS", 60)
     ranges = strati.degeneracy(model, x)
     assert ranges.method == "structural" and ranges.free_at_most == ranges.parameters - 30

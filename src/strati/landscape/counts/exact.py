@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
     Exact = NDArray[np.object_]
 
+MOST_EXACT = 20_000
+"""Dimensions up to which the exact rank can be asked for."""
 MOST_DIMENSIONS = 2000
 MOST_FLOPS = 1.5e11
 """Largest matrix whose singular values are taken, and most multiplications to factorise the Jacobian: some seconds."""
@@ -161,8 +163,11 @@ def least_rank(parameters: int, outputs: int, data: int, first_rows: Callable[[i
         first_rows: The Jacobian on so many of the first data.
 
     Returns:
-        ``None`` where already one datum takes too long: nothing can be told.
+        ``None`` where already one datum takes too long: nothing can be told. Also up to :data:`MOST_EXACT` parameters,
+        whose exact rank can be asked for.
     """
+    if parameters <= MOST_EXACT:
+        return None
     values = min(MOST_DIMENSIONS / 2, MOST_ENTRIES / 2 / parameters, (MOST_FLOPS / 20 / parameters) ** 0.5)
     count = min(int(values) // outputs, data)
     if count < 1:

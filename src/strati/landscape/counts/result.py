@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from strati.schemas.json_types import DegeneracyFields
 
 Method = Literal["exact", "structural"]
-MOST_EXACT = 20_000
 BOUNDED = 0.9
 """Where more than this share of the output values is used, their number limits the count."""
 
@@ -211,10 +210,10 @@ def wanted(exact: bool | None, parameters: int, values: int) -> bool:
     """
     if exact is None:
         return exactly.affordable(parameters, values)
-    if exact and min(parameters, values) > MOST_EXACT:
+    if exact and min(parameters, values) > exactly.MOST_EXACT:
         raise BadInputError(
             "exact",
-            f"{min(parameters, values):,} dimensions are too many for the exact rank (limit {MOST_EXACT:,})",
+            f"{min(parameters, values):,} dimensions are too many for the exact rank (limit {exactly.MOST_EXACT:,})",
         )
     return exact
 
@@ -434,4 +433,5 @@ def _how(result: Degeneracy) -> str:
         return "exact: N - rank of the Hessian"
     if result.free_at_most is not None:
         return f"a lower bound; at most {result.free_at_most:,}"
-    return "by structure, a lower bound; how many more cannot be told"
+    more = "; how many more cannot be told" if result.parameters > exactly.MOST_EXACT else ""
+    return f"by structure, a lower bound{more}"
