@@ -4,9 +4,9 @@
 
 For every interpreter named (default: those of Python 3.11 to 3.13 that are there, pyenv's among them): a new
 environment, the wheel, and the command that needs it, or an import. The package alone with the oldest versions that
-pyproject.toml allows, the newest there are, and the pinned ones; then every extra alone and all together, pinned. The pinned torch is a
-wheel for Python 3.11 alone, so extras that need torch are tried there; the oldest versions have no wheels for 3.13.
-Prints one line per cell; exit code 1 if any failed.
+pyproject.toml allows, the newest there are, and the pinned ones; then every extra alone and all together, pinned. The
+pinned torch is a wheel for Python 3.11 alone, so extras that need torch are tried there; the oldest versions have no
+wheels for 3.13. Prints one line per cell; exit code 1 if any failed.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if TYPE_CHECKING:
     import torch
-    
+
     from strati.io.network import Conv
     from strati.io.to_module import ActivationName
 
@@ -191,7 +191,7 @@ class ScanOptions(TypedDict, total=False):
     """Keywords of ScanConfig."""
 
     split_qkv: bool
-    conv: Literal['pool', 'flatten']
+    conv: Literal["pool", "flatten"]
     level: float
     bootstrap: int
     eigenvalues: bool
