@@ -22,7 +22,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from scipy import stats
-from strati.interventions.scores import standard_error
 from torch import nn
 
 import strati
@@ -33,7 +32,7 @@ from strati.interventions.input_covariance import CalibrationInputs, SequentialI
 from strati.interventions.kinds import make, read_setting
 from strati.interventions.study import study
 from strati.interventions.targets import find_targets, put_values
-from strati.interventions.tasks import StudyData, make_task
+from strati.interventions.tasks import StudyData, make_task, standard_error
 from strati.io.to_module import as_module
 
 EDITS = (
