@@ -4,10 +4,10 @@
 
 Same network, data, ``nbeta``, ``gamma``, chains, draws and minibatch for both; devinterp (from .venv-oracles, ``make
 oracles``) gets the step that strati calibrates, and as many steps before the first draw that counts. For each tool:
-the value with the spread over seeds; CPU seconds of an estimate, strati's calibration included; effective samples (bulk
-ESS of ArviZ) of the loss over the same 32 windows at every second draw, from a second run with the same seed; CPU time
-and gradients per effective sample. The loss of minibatches, whose noise hides the chain's memory, has another ESS,
-which is printed beside it.
+the mean over draws with the spread over seeds; CPU seconds of an estimate, strati's calibration included; effective
+samples (bulk ESS of ArviZ) of the loss over the same 32 windows at every second draw, from a second run with the same
+seed; CPU time and gradients per effective sample. The loss of minibatches, whose noise hides the chain's memory, has
+another ESS, which is printed beside it.
 
 Then both tools at the step, a half, a quarter and an eighth of it. A Langevin step of finite length heats; strati takes
 off what that adds to first order, devinterp leaves it in, so devinterp's values approach strati's.
@@ -32,8 +32,8 @@ import transformers
 
 from strati.landscape.llc import tuning
 from strati.landscape.llc.config import LLCConfig
-from strati.landscape.llc.estimate import estimate
 from strati.landscape.llc.llc import draw
+from strati.landscape.llc.traces import standard_error
 from strati.landscape.objective import Objective, objective
 
 ORACLE = Path(__file__).resolve().parents[1] / ".venv-oracles" / "bin" / "python"
@@ -159,7 +159,7 @@ def compare(case: Case, seeds: int, draws: int) -> float:
         tuning.POSITION_STRIDE = stride
         records.append(
             {
-                "llc": estimate(traces, settings).estimate,
+                "llc": float(traces.lambda_trace().mean()),
                 "seconds": seconds,
                 "loss": traces.excess[0] + traces.baseline,
                 "observed": [observer.losses[chain] for chain in sorted(observer.losses)],
@@ -218,8 +218,8 @@ def over_steps(case: Case, step: float | None, draws: int, picture: Path | None)
     ours = []
     for share in shares:
         settings = case.settings(draws=draws, step=share * step, warmup=draws)
-        result = estimate(draw(case.loss, case.loss.flat.theta, settings), settings)
-        ours.append((result.estimate or math.nan, result.stderr or math.nan))
+        trace = draw(case.loss, case.loss.flat.theta, settings).lambda_trace()
+        ours.append((float(trace.mean()), standard_error(trace) or math.nan))
     runs = [
         {"step": share * step, "steps": 2 * draws, "skipped": draws, "seed": 0, "observed": False}
         for share in shares
