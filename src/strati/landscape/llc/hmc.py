@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -385,7 +385,7 @@ def _local(walk: Walk, tick: Tick, clock: Clock) -> Traces:
             draws = parts[0].draws
         walk.lengthen(adaptation)
     names = ("nbeta", "excess", "spread", "controls", "acceptance")
-    joint = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    joint: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
     return replace(parts[0], **joint, gradients=parts[-1].gradients, warmup=warmup)
 
 

@@ -283,7 +283,7 @@ def _gibbs_plan(
         return None
     widths = [b.stop - b.start for b in blocks]
     # A sweep takes a gradient per parameter and a factorisation per block.
-    work = sum((w + 2) * target.cost.replica + w**3 * tuning.SECONDS_PER_CUBE for w in widths)
+    work = sum(((w + 2) * target.cost.replica + float(w**3) * tuning.SECONDS_PER_CUBE for w in widths), 0.0)
     call = 3 * len(widths) * target.cost.call
 
     def seconds(chains: int, sweeps: int, rungs: int) -> float:
