@@ -102,9 +102,7 @@ class Edits:
         self.parameters_before = _parameters(model)
         saved = sum(self._edit(name, choice, settings) for name, choice in self.chosen.items())
         self.reduced: Any = self._reduced() if self.experts or self.units else None
-        self.parameters_after = (
-            self.parameters_before - saved if not self.units else _parameters(self.reduced)
-        )
+        self.parameters_after = _parameters(self.reduced) if self.units else self.parameters_before - saved
 
     def _edit(self, name: str, choice: str, settings: ApplyConfig) -> int:
         """Make one layer's change; returns how many parameters that saves."""
@@ -379,7 +377,7 @@ def open_network_of(source: Path, study: Study | None) -> nn.Module:
     return in_single(as_module(source, activation=activation)).eval()
 
 
-def _parameters(model: nn.Module) -> int:
+def _parameters(model: Any) -> int:
     return sum({id(p): p.numel() for p in model.parameters()}.values())
 
 
