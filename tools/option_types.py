@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import strati.configs
@@ -74,7 +76,9 @@ def text() -> str:
     ordered = [line for line in checking if line.startswith("import")]
     local = [line for line in checking if not line.startswith("import")]
     imports += [f"    {line}" for line in [*ordered, "", *local]]
-    return HEAD.replace("{imports}", "\n".join(imports)) + "\n\n" + "\n\n".join(classes)
+    source = HEAD.replace("{imports}", "\n".join(imports)) + "\n\n" + "\n\n".join(classes)
+    ruff = [sys.executable, "-m", "ruff", "format", "--stdin-filename", TARGET.name, "-"]
+    return subprocess.run(ruff, input=source, capture_output=True, text=True, check=True).stdout
 
 
 if __name__ == "__main__":
