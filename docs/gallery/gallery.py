@@ -161,8 +161,8 @@ folder = Path(tempfile.mkdtemp())
 make(folder, Recipe(blocks=6, epochs=4, rows=600, seed=0))
 table = np.loadtxt(folder / "data.csv", delimiter=",", skiprows=1)
 inputs, outputs = table[:, :24], table[:, 24:25]
-found = strati.reassemble(read_pieces(folder), inputs, outputs)
-figure = found.plot()
+reassembly = strati.reassemble(read_pieces(folder), inputs, outputs)
+figure = reassembly.plot()
 
 # %% [markdown]
 # ## More pictures of spectra and data
