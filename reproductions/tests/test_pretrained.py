@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from strati.interventions.study import study
-from strati.interventions.study_config import FORMAT, StudyConfig
+from strati.interventions.study_config import FORMAT, StudyConfig, StudyOrigin
 from strati.interventions.tasks import StudyData
 from strati.jobs.store import Finished, Store
 from strati_reproductions.robust_and_critical.pretrained import _equal_earth, _finished
@@ -104,6 +104,7 @@ def test_the_line_of_the_table_is_of_all_the_data_though_the_draws_are_of_a_part
 def test_only_a_finished_study_stands_for_the_quick_one(tmp_path: Path) -> None:
     assert not _finished(tmp_path)
     about = {"identity": "x", "name": "study", "units": 2, "format": FORMAT, "performance": {"name": "loss"}}
+    about["origin"] = asdict(StudyOrigin())
     row = {"network": "n", "layer": "l", "intervention": "intact", "draw": 0}
     with Store(tmp_path / "study.sqlite", about=about) as store:
         store.put(Finished("a", "a", {"rows": [row | {"status": "done"}]}))

@@ -381,6 +381,7 @@ OUTPUTS = frozenset(
         "--out",
         "--output",
         "--sparsify",
+        "--losses",
         "--make",
         "--answer",
         "--plot",

@@ -100,11 +100,13 @@ class TrainingSpec:
     @property
     def document(self) -> dict[str, Any]:
         """The sections that describe the networks, as :func:`read_training` reads them."""
-        parts = {"network": self.network, "data": self.source, "train": self.training}
         tables = {
-            name: {k: v for k, v in asdict(part).items() if v is not None} for name, part in parts.items()
+            "network": asdict(self.network),
+            "data": asdict(self.source),
+            "train": asdict(self.training),
         }
-        return {**tables, "seed": self.seed}
+        defined = {name: {k: v for k, v in table.items() if v is not None} for name, table in tables.items()}
+        return {**defined, "seed": self.seed}
 
     @cached_property
     def data(self) -> StudyData:

@@ -147,7 +147,7 @@ def sample_gibbs(
         >>> from strati.landscape.llc.config import LLCConfig
         >>> from strati.landscape.llc.sampling_plan import sampling_plan
         >>> config = LLCConfig(chains=64, draws=50, sampler="gibbs", ladder=False)
-        >>> plan, target = sampling_plan(lambda w: (w**2).sum(), torch.zeros(3, dtype=torch.float64), config)
+        >>> plan, target, *_ = sampling_plan(lambda w: (w**2).sum(), torch.zeros(3, dtype=torch.float64), config)
         >>> bool(abs(sample_gibbs(target, plan).lambda_trace().mean() - 1.5) < 0.1)
         True
     """

@@ -303,7 +303,7 @@ def sample_hmc(
         >>> from strati.landscape.llc.config import LLCConfig
         >>> from strati.landscape.llc.sampling_plan import sampling_plan
         >>> config = LLCConfig(chains=8, draws=50, ladder=False, nbeta=100.0, sampler="hmc")
-        >>> plan, target = sampling_plan(lambda w: (w**2).sum(), torch.zeros(1), config)
+        >>> plan, target, *_ = sampling_plan(lambda w: (w**2).sum(), torch.zeros(1), config)
         >>> sample_hmc(target, plan).excess.shape[1:]
         (8, 50)
     """
