@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from strati.core.rng import stream
-from strati.interventions.cached_forward import ChainProbe, Tapes, measure_module
+from strati.interventions.cached_forward import ActivationCache, ChainProbe, measure_module
 from strati.interventions.changes import LayerEdits, make_change
 from strati.interventions.compress.apply import apply
 from strati.interventions.kinds import prune, quantise, truncate
@@ -184,7 +184,7 @@ def language(count: int, kinds: list[Any], repeats: int) -> None:
     changes = [changes_of(model, target, plan) for target in targets]
 
     def shared() -> None:
-        tapes = Tapes()
+        tapes = ActivationCache()
         for target, some in zip(targets, changes, strict=True):
             measure_module(model, task, target, some, activations=False, tapes=tapes)
 

@@ -12,9 +12,9 @@ from scipy.special import rel_entr, softmax
 from torch import Tensor, nn
 
 from strati.interventions.cached_forward import (
+    ActivationCache,
     ChainProbe,
     Recording,
-    Tapes,
     measure_module,
     whole_performance,
 )
@@ -112,7 +112,7 @@ def test_replaying_equals_full_passes_in_every_layer(name: str) -> None:
     before = {key: value.clone() for key, value in model.state_dict().items()}
     targets = find_targets(model)
     assert len(targets) >= 3
-    tapes = Tapes()  # carried from layer to layer, and back again at the end
+    tapes = ActivationCache()  # carried from layer to layer, and back again at the end
     for target in (*targets, targets[0]):
         changes = changes_of(model, target, count=5)  # enough for some to share a pass
         found = measure_module(model, task, target, changes, tapes=tapes)
@@ -148,7 +148,7 @@ def test_replaying_skips_what_came_before() -> None:
 def test_the_next_layers_recording_starts_where_the_last_one_ended() -> None:
     model, task = own("transformer")
     targets = {t.name: t for t in find_targets(model)}
-    tapes = Tapes()
+    tapes = ActivationCache()
     calls: list[str] = []
     measure_module(model, task, targets["blocks.1.q_proj"], [], tapes=tapes)
     for name, module in model.named_modules():

@@ -15,7 +15,7 @@ from strati.core.errors import BadInputError, StoppedError
 from strati.interventions.blocks import find_blocks
 from strati.interventions.study import load_study, study
 from strati.interventions.study_spec import read_spec
-from strati.interventions.tasks import StudyData, Tally, make_task, standard_error
+from strati.interventions.tasks import ScoreAccumulator, StudyData, make_task, standard_error
 from strati_reproductions.trained.networks import MLP, CifarResNet, Transformer
 
 RNG = np.random.default_rng(0)
@@ -226,7 +226,7 @@ def test_wrong_tables_are_one_line(section: dict[str, Any], word: str) -> None:
 def test_standard_errors_are_over_sequences() -> None:
     model, data = language()
     task = make_task(data, "loss", 4)
-    tally = Tally(task)
+    tally = ScoreAccumulator(task)
     with torch.no_grad():
         for x, y in task.batches:
             tally.add(task.output(model, x), y)

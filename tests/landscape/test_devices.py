@@ -16,7 +16,7 @@ from strati.evaluate.hooks import Site, capture
 from strati.landscape.counts.ranks import Factor, fold, nudged
 from strati.landscape.jacobians import Probes
 from strati.landscape.mlp.sequential import Chain, ChainStage, as_chain
-from strati.landscape.mlp.statistics_pass import backward, gated_forward, output_directions, twin_of
+from strati.landscape.mlp.statistics_pass import backward, gated_forward, output_directions, perturbed_copy
 
 
 def cuda(mode: FakeTensorMode, *shape: int) -> Tensor:
@@ -64,7 +64,7 @@ def test_jacobians_of_a_chain_stay_on_its_device() -> None:
             for _, jacobian in backward(chain, slopes, first):
                 assert jacobian.device.type == "cuda"
         assert fold(activations[1], True).device.type == "cuda"
-        twin = twin_of(chain, 0)
+        twin = perturbed_copy(chain, 0)
         near, inclines = gated_forward(twin, nudged(activations[0], torch.Generator()), slopes)
         assert {t.device.type for t in (*near, *inclines)} == {"cuda"}
 

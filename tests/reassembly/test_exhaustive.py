@@ -10,8 +10,8 @@ import pytest
 import strati
 from strati.reassembly.residual.network import stack
 from strati.reassembly.residual.pairing import Score, pair, scores
-from strati.reassembly.residual.pieces import as_pieces, sort_out
-from strati.reassembly.residual.search import how_many, try_every
+from strati.reassembly.residual.pieces import as_pieces, assign_roles_by_shape
+from strati.reassembly.residual.search import arrangement_count, search_all
 
 
 def strong(seed, blocks, width, hidden):
@@ -49,8 +49,8 @@ def test_the_least_error_of_all_arrangements(width, hidden):
     """Data of another network: nothing is exact, the best is still the best."""
     pieces, x, *_ = strong(1, 2, width, hidden)
     y = np.sin(x @ np.ones(width))[:, None].astype(np.float32)
-    parts = stack(sort_out(as_pieces(pieces)), "tanh")
-    ins, outs, mse = try_every(parts, x, y)
+    parts = stack(assign_roles_by_shape(as_pieces(pieces)), "tanh")
+    ins, outs, mse = search_all(parts, x, y)
     last = next(k for k, (W, _) in enumerate(pieces) if len(W) == 1)
     rest = [k for k in range(5) if k != last]
     layers = [pieces[k] for k in rest] + [pieces[last]]
@@ -59,18 +59,18 @@ def test_the_least_error_of_all_arrangements(width, hidden):
         for order in itertools.permutations(range(4))
         if all(layers[k][0].shape == (hidden, width) for k in order[::2])
     ]
-    assert len(fits) == how_many(parts, paired=False)
+    assert len(fits) == arrangement_count(parts, paired=False)
     errors = [np.mean((answer(layers, order, x) - y) ** 2) for order in fits]
     assert mse == pytest.approx(min(errors), rel=1e-5)
     assert parts.mse(ins, outs, x, y) == mse
-    paired = try_every(parts, x, y, pairs=(ins[::-1], outs[::-1]))
+    paired = search_all(parts, x, y, pairs=(ins[::-1], outs[::-1]))
     assert paired[2] == mse and paired[0].tolist() == ins.tolist()
 
 
 def test_scores_and_pairs_are_those_of_the_definition():
     """``|tr(W_out W_in)| / ||W_out W_in||_F``, and the assignment of the largest sum."""
     pieces, *_ = strong(3, 5, 4, 7)
-    sorted_out = sort_out(as_pieces(pieces))
+    sorted_out = assign_roles_by_shape(as_pieces(pieces))
     parts = stack(sorted_out, "tanh")
     expected = np.zeros((5, 5))
     for a, inner in enumerate(sorted_out.inner):

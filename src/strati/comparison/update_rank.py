@@ -414,7 +414,7 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Smallest:
+class SmallestRank:
     """The smallest rank that explains a difference, a matrix of it, and what one less leaves unexplained."""
 
     rank: int
@@ -422,7 +422,7 @@ class Smallest:
     missed: FloatArray
 
 
-def smallest_rank(step: FloatArray, half: FloatArray, start: int) -> Smallest | None:
+def smallest_rank(step: FloatArray, half: FloatArray, start: int) -> SmallestRank | None:
     r"""The smallest rank, up to a sixth of the shorter side, whose rounding gives the difference.
 
     ``B = round(A + L)`` puts every entry of ``L`` into an interval, :math:`|L_{ij} - (B - A)_{ij}| \le u_{ij}/2` with
@@ -472,7 +472,7 @@ def smallest_rank(step: FloatArray, half: FloatArray, start: int) -> Smallest | 
     if high > 0:
         explained(high - 1)
     part, missed = fits[high].part, fits[max(high - 1, 0)].missed
-    return Smallest(high, part, missed) if tall is step else Smallest(high, part.T, missed.T)
+    return SmallestRank(high, part, missed) if tall is step else SmallestRank(high, part.T, missed.T)
 
 
 def _explains(step: FloatArray, half: FloatArray, rank: int) -> bool:

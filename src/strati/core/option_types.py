@@ -36,7 +36,7 @@ class AuditOptions(TypedDict, total=False):
     invariant: float
     strong: float
     separates: float
-    false_praise: float
+    false_recommendation_rate: float
 
 
 class BasisOptions(TypedDict, total=False):

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from strati.interventions.batched_edits import Stacking, agrees, repeated, stacked_outputs
 from strati.interventions.metrics import Disagreement, as_rows
 from strati.interventions.targets import Change, Target, changed, replaced_forward
-from strati.interventions.tasks import Scores, Tally, Task
+from strati.interventions.tasks import ScoreAccumulator, Scores, Task
 from strati.landscape.mlp.sequential import Chain
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class ChainProbe:
         self.chain, self.task = chain, task
         self._inputs: list[list[Tensor]] = []
         self._buffers: dict[tuple[int, int, int], Tensor] = {}
-        tally = Tally(task)
+        tally = ScoreAccumulator(task)
         for x, targets in task.batches:
             with torch.inference_mode():
                 activations, _ = chain.forward(x)
@@ -93,7 +93,7 @@ class ChainProbe:
         biases = [stages[place].bias if c.bias is None else torch.from_numpy(c.bias) for c in changes]
         bias = None if biases[0] is None else torch.stack(biases)  # type: ignore[arg-type]
         both = Disagreement(len(changes))
-        tallies = [Tally(self.task) for _ in changes]
+        tallies = [ScoreAccumulator(self.task) for _ in changes]
         for (_, targets), inputs in zip(self.task.batches, self._inputs, strict=True):
             outputs = stacked_linear(inputs[place], weights, bias)
             if activations:
@@ -144,7 +144,7 @@ def stacked_linear(inputs: Tensor, weights: Tensor, bias: Tensor | None) -> Tens
 
 def whole_scores(model: nn.Module, task: Task) -> Scores:
     """Scores of a module as it is."""
-    tally = Tally(task)
+    tally = ScoreAccumulator(task)
     with torch.inference_mode():
         for inputs, targets in task.batches:
             tally.add(task.output(model, inputs), targets)
@@ -164,16 +164,16 @@ def measure_module(
     *,
     activations: bool = True,
     watch: Callable[[Tensor, Tensor], None] | None = None,
-    tapes: Tapes | None = None,
+    tapes: ActivationCache | None = None,
 ) -> list[Measurement]:
     """Performance of any module under the changes of one layer, replaying what ran before the layer.
 
     ``watch`` is given the intact layer's first input and output, batch by batch. ``tapes`` of an earlier layer of the
     same network shorten the recorded pass.
     """
-    tapes = tapes or Tapes()
+    tapes = tapes or ActivationCache()
     both = Disagreement(len(changes))
-    tallies = [Tally(task) for _ in changes]
+    tallies = [ScoreAccumulator(task) for _ in changes]
     with torch.inference_mode():
         for number, (inputs, targets) in enumerate(task.batches):
             run = partial(task.output, model, inputs)
@@ -245,7 +245,7 @@ def _alone(
     return logits, heard[0] if heard else None
 
 
-def _measured(tallies: Sequence[Tally], both: Disagreement | None) -> list[Measurement]:
+def _measured(tallies: Sequence[ScoreAccumulator], both: Disagreement | None) -> list[Measurement]:
     measurements = []
     for i, tally in enumerate(tallies):
         scores = tally.result()
@@ -354,7 +354,7 @@ class Recording:
         return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
 
 
-class Tapes:
+class ActivationCache:
     """The recordings of the layer measured last, batch by batch: the next layer's recorded pass starts where they end.
 
     Layers are measured in the network's order, so that without these every layer would run all that is before it.

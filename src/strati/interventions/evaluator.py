@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from strati.core.errors import BadInputError, UnsupportedError
-from strati.interventions.cached_forward import ChainProbe, Tapes, whole_scores
+from strati.interventions.cached_forward import ActivationCache, ChainProbe, whole_scores
 from strati.interventions.cached_forward import Measurement as Measurement
 from strati.interventions.changes import LayerEdits, Others, make_change, source_key, tensors_of
 from strati.interventions.experts import expert_change, score_experts
@@ -31,7 +31,7 @@ from strati.interventions.targets import (
     Target,
     changed,
     find_targets,
-    in_single,
+    to_float32,
     values_of,
     weights_digest,
 )
@@ -85,7 +85,7 @@ class Evaluator:
     score_task: Task | None = None
     others: Others = field(default_factory=dict)
     composites: Mapping[str, Target] = field(default_factory=dict)
-    tapes: Tapes = field(default_factory=Tapes, repr=False)
+    tapes: ActivationCache = field(default_factory=ActivationCache, repr=False)
     counts: Mapping[str, Mapping[str, float | None]] | None = field(default=None, repr=False)
     inside: dict[str, Mapping[str, float | None]] = field(default_factory=dict, repr=False)
     sensitivity: NetworkScores | None = field(default=None, repr=False)
@@ -222,7 +222,7 @@ class Evaluator:
 
     def forget(self) -> None:
         """Release recorded activations and edits; the network may still be used by plans."""
-        self.tapes, self._probe, self.sensitivity = Tapes(), None, None
+        self.tapes, self._probe, self.sensitivity = ActivationCache(), None, None
         self._edits, self._bytes = {}, 0
 
     def run_once(self) -> None:
@@ -259,7 +259,7 @@ def open_evaluators(study: Study, *, model: Any = None, data: Any = None) -> lis
             return []
         if not Path(origin.path).exists():
             raise BadInputError(origin.path, "the study's network is no longer there; give the model as well")
-        network = in_single(as_modules(origin.path, origin.activation)["model"]).eval()
+        network = to_float32(as_modules(origin.path, origin.activation)["model"]).eval()
         if weights_digest(network) != origin.hash:
             raise BadInputError(origin.path, "has changed since the study; run the study again")
         evaluators.append(_with_stored_data(name, network, study))
@@ -290,7 +290,7 @@ def _of_model(study: Study, model: Any, data: Any) -> list[Evaluator]:
     if hashes and weights_digest(module) not in hashes:
         what = "model" if isinstance(model, nn.Module) else model
         raise BadInputError(what, "is another network than the study measured (its weights differ)")
-    single, body = in_single(module).eval(), study.body
+    single, body = to_float32(module).eval(), study.body
     if data is not None:
         return [_composed(Evaluator("model", single, task=as_task(data, study, single)), study)]
     if body is not None:

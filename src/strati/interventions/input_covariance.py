@@ -21,7 +21,7 @@ from scipy.linalg import blas
 from torch import Tensor, nn
 
 from strati.core.errors import BadInputError
-from strati.interventions.cached_forward import Tapes
+from strati.interventions.cached_forward import ActivationCache
 from strati.interventions.kinds import UNIT_READERS
 from strati.interventions.targets import Target, find_targets, tied_names
 from strati.interventions.tasks import IGNORED, forward
@@ -289,7 +289,7 @@ class SequentialInputs(CalibrationInputs):
 
     def __init__(self, model: nn.Module, batches: Sequence[Tensor]) -> None:
         super().__init__(model, batches)
-        self._tapes = Tapes()
+        self._tapes = ActivationCache()
 
     def of(self, layer: str) -> InputCovariance:
         """The covariance of one layer; layers are to be changed and asked for in the network's order.

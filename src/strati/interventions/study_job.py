@@ -41,8 +41,8 @@ from strati.interventions.targets import (
     Target,
     chosen_names,
     find_targets,
-    in_single,
     target_of,
+    to_float32,
 )
 from strati.interventions.tasks import (
     StudyData,
@@ -138,7 +138,7 @@ def make_job(
     for network, module in modules.items():
         model = copy.deepcopy(module).eval()  # the caller's module stays unchanged, whatever happens
         if task is not None:
-            model = in_single(model)
+            model = to_float32(model)
             check_fits(model, task)
         first = config.initial
         if first is not None and isinstance(source, Mapping) and isinstance(first, Mapping):

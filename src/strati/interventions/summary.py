@@ -233,7 +233,7 @@ def _answer(audit: Audit, verdicts: list[Verdict], points: list[Any]) -> list[st
     groups = {advice: [v for v in verdicts if v.recommendation == advice] for advice in _ORDER}
     networks, layers = len({p["network"] for p in points}), len({p["layer"] for p in points})
     if len(groups["unknown"]) == len(verdicts):
-        needed = points_needed(len(verdicts), audit.config.strong, audit.config.false_praise)
+        needed = points_needed(len(verdicts), audit.config.strong, audit.config.false_recommendation_rate)
         size = f"{len(points)} points, {networks} network{_s(networks)}, {layers} layer{_s(layers)}"
         more = f"About {max(needed, len(points) + LEAST)} points are needed: raise draws, or study several networks."
         return [f"Too few measurements to judge any metric ({size}).", more]

@@ -210,7 +210,7 @@ def values_of(
     return weight, module.bias.detach().float().cpu().numpy().copy() if target.bias else None
 
 
-def in_single(model: torch.nn.Module) -> torch.nn.Module:
+def to_float32(model: torch.nn.Module) -> torch.nn.Module:
     """A module in half or double precision as a copy in single precision, in which a study's data are."""
     others = any(p.is_floating_point() and p.dtype.itemsize != 4 for p in model.parameters())
     return copy.deepcopy(model).float() if others else model

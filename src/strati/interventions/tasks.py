@@ -329,7 +329,7 @@ def standard_error(groups: Any) -> float | None:
     return float(values.std(ddof=1) / math.sqrt(values.size))
 
 
-class Tally:
+class ScoreAccumulator:
     """Adds up the scores of one network on the batches of a task."""
 
     def __init__(self, task: Task) -> None:

@@ -48,7 +48,7 @@ def run_processes(body: Body, units: Iterable[Unit], *, workers: int, tries: int
     waiting = list(units)
     if not waiting:
         return
-    crew = _Crew(_packed(body), min(workers, len(waiting)))
+    crew = _WorkerPool(_packed(body), min(workers, len(waiting)))
     lost: Counter[str] = Counter()
     try:
         while waiting or crew.busy():
@@ -115,7 +115,7 @@ class _Worker:
         return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
 
 
-class _Crew:
+class _WorkerPool:
     """The workers: started, given work by preference for their group, replaced when they die."""
 
     def __init__(self, payload: bytes, size: int) -> None:

@@ -68,14 +68,14 @@ class Probes:
         return drawn.to(like.device, like.dtype)
 
 
-def pulled_back(
+def vector_jacobian_product(
     target: Tensor, tensors: Sequence[Tensor], vectors: Iterator[Tensor]
 ) -> Iterator[list[Tensor | None]]:
     """``v^T d target / d tensor`` for every vector, ``None`` where a tensor does not matter.
 
     Examples:
         >>> x = torch.tensor([[1.0, 2.0]], requires_grad=True)
-        >>> [g[0].tolist() for g in pulled_back(x.square(), [x], Probes(1, most=2).of(x))]
+        >>> [g[0].tolist() for g in vector_jacobian_product(x.square(), [x], Probes(1, most=2).of(x))]
         [[[2.0, 0.0]], [[0.0, 4.0]]]
     """
     for vector in vectors:
@@ -90,11 +90,11 @@ class MatrixEstimate:
     error: float = 0.0
 
 
-class Halves:
+class SplitHalfEstimate:
     """Sums over even and odd batches, whose difference tells the error of the whole.
 
     Examples:
-        >>> sums = Halves()
+        >>> sums = SplitHalfEstimate()
         >>> sums.add(0, np.eye(2)), sums.add(1, 3 * np.eye(2))
         (None, None)
         >>> sums.result(4).value.tolist(), sums.result(4).error  # the halves differ in size, not in kind

@@ -255,12 +255,12 @@ def _with_structure(
     """
     bulk, parts, level = model.bulk, eigenvalues.parts, model.bulk.level
     slices = [NoiseMoments(matrix, part) for matrix, part in zip(source(), parts, strict=True)]
-    if not any(moments.noticed for moments in slices):
+    if not any(moments.is_significant for moments in slices):
         return None
     most = [max(int(_FEW * part.size), 1) for part in parts]
     for moments, count, limit in zip(slices, _beyond(parts, bulk.edge), most, strict=True):
         moments.remove(count if count <= limit and not heavy else 0)
-    if not any(moments.noticed for moments in slices):
+    if not any(moments.is_significant for moments in slices):
         return None
     for _ in range(_ROUNDS):
         first_edge = max(moments.edge(eigenvalues, level) for moments in slices)
@@ -272,7 +272,7 @@ def _with_structure(
         for moments, count in zip(slices, beyond, strict=True):
             moments.remove(count)
     edge = _put_back(slices, eigenvalues, level, first_edge)
-    if not any(moments.noticed for moments in slices):
+    if not any(moments.is_significant for moments in slices):
         return None
     departures = tuple(dict.fromkeys(departure for moments in slices for departure in moments.departures()))
     regular = any(departure.violation == Violation.REGULAR for departure in departures)

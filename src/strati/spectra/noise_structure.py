@@ -287,7 +287,7 @@ class NoiseMoments:
         return self._zeros > _SPARSE * self._matrix.size
 
     @property
-    def noticed(self) -> bool:
+    def is_significant(self) -> bool:
         """Whether the edge of equal independent entries is in doubt."""
         excesses = self._row_excess, self._column_excess
         even = min(excesses) < -SIGNIFICANT and self._kurtosis > _KURTOSIS

@@ -54,8 +54,8 @@ def test_residual_network_against_exact_jacobians(kind):
 def test_probes_agree_with_exact_within_their_error():
     net, x = residual(), normal(600, 5)
     exact = strati.interaction_basis(net, x, probes=8)
-    probed = strati.interaction_basis(net, x, probes=1, batch=20)
-    for a, b in zip(exact.layers[:-1], probed.layers[:-1], strict=True):
+    probe_warning = strati.interaction_basis(net, x, probes=1, batch=20)
+    for a, b in zip(exact.layers[:-1], probe_warning.layers[:-1], strict=True):
         assert a.error == 0 < b.error < 0.2
         assert b.eigenvalues.sum() == pytest.approx(a.eigenvalues.sum(), rel=4 * b.error)
 

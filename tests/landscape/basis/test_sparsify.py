@@ -14,7 +14,7 @@ from torch import nn
 
 import strati
 from strati.core.errors import BadInputError, UnsupportedError
-from strati.landscape.basis.linear_maps import Seen
+from strati.landscape.basis.linear_maps import DataStatistics
 
 
 def mlp(*widths, seed=0, activation=nn.ReLU, bias=True):
@@ -111,7 +111,7 @@ def test_dependencies(seed, constant):
     rows = rng.normal(size=(50, rank)) @ rng.normal(size=(rank, width)) + (
         rng.normal(size=width) if constant else 0
     )
-    keep, coefficients, shift = Seen(rows).dependencies(1e-12, with_constant=constant)
+    keep, coefficients, shift = DataStatistics(rows).dependencies(1e-12, with_constant=constant)
     assert keep.size == min(rank, width)
     others = np.setdiff1d(np.arange(width), keep)
     assert np.allclose(rows[:, keep] @ coefficients.T + shift, rows[:, others], atol=1e-8)

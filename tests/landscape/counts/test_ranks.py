@@ -13,8 +13,8 @@ from strati.landscape.counts.ranks import (
     RankRange,
     certified,
     fold,
-    nudged,
     pairs_above,
+    perturb,
     rank_range,
     upper,
 )
@@ -36,7 +36,7 @@ def test_rank_is_that_of_the_construction_whatever_the_units(
     factor = Factor(size)
     for piece in rows.split(7):
         factor.add(piece)
-    factor.compare(rows, nudged(rows, torch.Generator().manual_seed(seed)))
+    factor.compare(rows, perturb(rows, torch.Generator().manual_seed(seed)))
     assert factor.range() == RankRange(true, true)
     members = list(range(0, size, 2))
     assert factor.range(members) == RankRange(min(true, len(members)), min(true, len(members)))

@@ -11,7 +11,7 @@ from torch import nn
 
 from strati.landscape.llc.config import Sampler
 from strati.landscape.llc.gibbs import CollapsedMoves, Conditional
-from strati.landscape.llc.hmc import Adaptation, Walk
+from strati.landscape.llc.hmc import Adaptation, HMCKernel
 from strati.landscape.llc.loss_structure import largest_quadratic
 from strati.landscape.llc.posterior import adapted, local_posterior
 from strati.landscape.llc.sampling_plan import SamplingPlan
@@ -96,7 +96,7 @@ def test_trajectories_through_a_quadratic_lose_nothing(step):
     """A trajectory follows the quadratic's own Gaussian exactly: every one is accepted, however long its steps."""
     scales = torch.logspace(-3, 3, 12, dtype=torch.float64)
     target = local_posterior(lambda w: (scales * w**2).sum(), torch.zeros(12, dtype=torch.float64), 1.0)
-    walk = Walk(
+    walk = HMCKernel(
         target, SamplingPlan(Sampler.HMC, 100.0, 1.0, chains=20, draws=10, leapfrog=10, fixed=("leapfrog",))
     )
     nbeta = torch.tensor([100.0], dtype=torch.float64)

@@ -14,7 +14,7 @@ from torch import nn
 import strati
 from strati.core.rng import derive
 from strati.landscape.llc.config import LLCConfig
-from strati.landscape.llc.geometry import NumericalRank, jacobian_rank, surroundings
+from strati.landscape.llc.geometry import NumericalRank, jacobian_rank, local_geometry
 from strati.landscape.objective import objective
 from strati_reproductions.llc_cases.battery import battery
 from strati_reproductions.llc_cases.known import deep_linear
@@ -27,7 +27,7 @@ def zeros(size: int) -> torch.Tensor:
 
 def looked(model: nn.Module, loss: str, data):
     whole = objective(model, loss, data, dtype=torch.float64)
-    return surroundings(whole, whole.flat.theta)
+    return local_geometry(whole, whole.flat.theta)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 6), st.integers(0, 4), st.floats(-6, 6))
@@ -38,7 +38,7 @@ def test_quadratics_are_counted_whatever_their_scales(seed, rank, free, decades)
     size = rank + free
     basis = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64)).Q
     scale = 10.0 ** (decades * torch.rand(rank, generator=generator, dtype=torch.float64) / 2)
-    found = surroundings(lambda w: (scale * (basis[:rank] @ w) ** 2).sum(), zeros(size))
+    found = local_geometry(lambda w: (scale * (basis[:rank] @ w) ** 2).sum(), zeros(size))
     assert found.rank == NumericalRank(rank, rank)
     assert found.exact == rank / 2 and found.range == (rank / 2, rank / 2)
 
@@ -54,13 +54,13 @@ def test_quadratics_are_counted_whatever_their_scales(seed, rank, free, decades)
     ],
 )
 def test_singular_points_have_a_range_and_no_exact_value(potential, size, range_):
-    found = surroundings(potential, zeros(size))
+    found = local_geometry(potential, zeros(size))
     assert found.exact is None and found.range == range_
 
 
 def test_curved_valleys_of_minima_are_exact():
     """(exp(w1 w2) - 2)^2 vanishes along a curve: one square, nothing else."""
-    found = surroundings(
+    found = local_geometry(
         lambda w: (torch.exp(w[0] * w[1]) - 2) ** 2, torch.tensor([1.0, np.log(2.0)]).double()
     )
     assert found.exact == 0.5
@@ -68,7 +68,7 @@ def test_curved_valleys_of_minima_are_exact():
 
 @pytest.mark.parametrize("power", [1.0, 2.5, 3.0])
 def test_kinks_are_seen(power):
-    found = surroundings(lambda w: (w.abs() ** power).sum(), zeros(2))
+    found = local_geometry(lambda w: (w.abs() ** power).sum(), zeros(2))
     assert not found.smooth and found.exact is None and found.range == (None, None)
 
 
@@ -117,7 +117,7 @@ FLAT = {
 def test_curvature_beside_a_flat_minimum_is_not_counted(name, offset):
     """The loss's rounding hides where the minimum of a fourth power is: what curvature is left there is no rank."""
     potential, rank = FLAT[name]
-    found = surroundings(potential, torch.full((2,), offset, dtype=torch.float64))
+    found = local_geometry(potential, torch.full((2,), offset, dtype=torch.float64))
     assert found.exact is None and found.rank.low <= rank <= found.rank.high
 
 
@@ -146,7 +146,7 @@ def test_units_that_ran_away_are_not_called_free(seed, nearest):
 
 
 def test_half_a_square_is_not_smooth():
-    assert not surroundings(lambda w: (torch.relu(w) ** 2).sum(), zeros(2)).smooth
+    assert not local_geometry(lambda w: (torch.relu(w) ** 2).sum(), zeros(2)).smooth
 
 
 @given(st.integers(0, 10**6), st.sampled_from([(2, 3, 1), (1, 2, 1), (3, 4, 1), (2, 4, 2)]))

@@ -11,7 +11,7 @@ from torch import nn
 
 import strati
 from strati.core.errors import BadInputError
-from strati.landscape.llc.loss_structure import condensed, quadratic_blocks
+from strati.landscape.llc.loss_structure import moment_matched_data, quadratic_blocks
 from strati.landscape.objective import objective
 from strati_reproductions.degeneracy.learning_coefficients import deep_linear_case
 from strati_reproductions.llc_cases.known import deep_linear
@@ -101,7 +101,7 @@ def test_condensed_data_give_the_same_loss_for_every_parameter(seed):
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).double()
     x, y = torch.randn(60, 3).double() + 1, torch.randn(60, 2).double()
     whole = objective(model, "mse", (x, y))
-    few = condensed(whole)
+    few = moment_matched_data(whole)
     assert few.rows == 10 and few.count == 60
     for _ in range(3):
         theta = 3 * torch.randn_like(whole.flat.theta)
@@ -111,10 +111,10 @@ def test_condensed_data_give_the_same_loss_for_every_parameter(seed):
 def test_data_of_other_networks_and_losses_are_left_alone():
     x, y = torch.randn(60, 3).double(), torch.randn(60, 2).double()
     bent = objective(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double(), "mse", (x, y))
-    assert condensed(bent) is bent
+    assert moment_matched_data(bent) is bent
     labels = torch.randint(0, 2, (60,))
     other = objective(nn.Linear(3, 2).double(), "cross_entropy", (x, labels))
-    assert condensed(other) is other
+    assert moment_matched_data(other) is other
 
 
 def test_regression_on_many_data_counts_its_parameters():

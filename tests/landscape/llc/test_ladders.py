@@ -10,7 +10,7 @@ import torch
 
 from strati.landscape.llc.config import LLCConfig
 from strati.landscape.llc.estimate import estimate
-from strati.landscape.llc.extrapolate import Limit, agreeing, extrapolate
+from strati.landscape.llc.extrapolate import Limit, consistent_rungs, extrapolate
 from strati.landscape.llc.llc import sample
 from strati.landscape.llc.traces import control_variate_mean
 from strati.landscape.objective import objective
@@ -58,7 +58,7 @@ def test_the_grid_is_fine_enough():
 
 def test_cold_temperatures_keep_the_shares_of_a_valleys_parts(traces):
     """Chains caught on their way down read 0.73 at 2e4 and 0.9 at 1e9, for 0.67; 4 errors over a dozen decades."""
-    assert traces.nbeta[-1] >= 1e11 and agreeing(traces) >= len(traces.nbeta) - 2
+    assert traces.nbeta[-1] >= 1e11 and consistent_rungs(traces) >= len(traces.nbeta) - 2
     z = []
     for k, exact in enumerate(two_units(traces.nbeta)):
         value, error = control_variate_mean(traces, k)
@@ -94,4 +94,4 @@ def test_chains_that_started_at_the_minimum_must_have_spread(traces):
     started = dataclasses.replace(traces, global_start=False)
     apart = started.spread.copy()
     apart[4:] *= 1 + 0.5 * np.arange(traces.chains)[None, :, None]
-    assert agreeing(dataclasses.replace(started, spread=apart)) <= 4
+    assert consistent_rungs(dataclasses.replace(started, spread=apart)) <= 4

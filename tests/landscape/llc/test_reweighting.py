@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from strati.landscape.llc.config import LLCConfig
-from strati.landscape.llc.extrapolate import agreeing
+from strati.landscape.llc.extrapolate import consistent_rungs
 from strati.landscape.llc.llc import draw
 
 
@@ -20,7 +20,7 @@ def traces():
 
 
 def test_a_ladder_that_mixed_agrees_throughout(traces):
-    assert agreeing(traces) == len(traces.nbeta)
+    assert consistent_rungs(traces) == len(traces.nbeta)
 
 
 def test_cold_chains_that_are_caught_are_found_by_the_hotter_ones(traces):
@@ -28,11 +28,11 @@ def test_cold_chains_that_are_caught_are_found_by_the_hotter_ones(traces):
     broken = len(traces.nbeta) // 2
     excess = traces.excess.copy()
     excess[broken:] *= 2.0
-    assert agreeing(dataclasses.replace(traces, excess=excess)) <= broken + 1
+    assert consistent_rungs(dataclasses.replace(traces, excess=excess)) <= broken + 1
 
 
 def test_distances_that_do_not_move_end_the_ladder(traces):
     """Chains a decade apart from one another, each where its way down left it."""
     apart = traces.spread.copy()
     apart[5:] *= 10.0 ** (np.arange(traces.chains) % 4)[None, :, None]
-    assert agreeing(dataclasses.replace(traces, spread=apart)) <= 5
+    assert consistent_rungs(dataclasses.replace(traces, spread=apart)) <= 5

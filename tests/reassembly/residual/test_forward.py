@@ -12,13 +12,13 @@ from strati.reassembly.residual.order import (
     sorted_by_flips,
     sweep,
 )
-from strati.reassembly.residual.pieces import as_pieces, sort_out
+from strati.reassembly.residual.pieces import as_pieces, assign_roles_by_shape
 from strati.reassembly.residual.search import mixed_pass, piece_effects, to_polytope, uniform
 from strati_reproductions.dropped_net.ranking import _insertion_gains, insert, swap_repair
 
 
 def chain(pieces, permutation, act="relu"):
-    found = sort_out(as_pieces(pieces))
+    found = assign_roles_by_shape(as_pieces(pieces))
     parts = stack(found, act)
     inner = {p.number: k for k, p in enumerate(found.inner)}
     outer = {p.number: k for k, p in enumerate(found.outer)}

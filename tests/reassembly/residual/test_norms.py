@@ -6,7 +6,7 @@ import pytest
 import strati
 from strati.core.errors import BadInputError
 from strati.reassembly.residual.network import Normaliser, run, stack
-from strati.reassembly.residual.pieces import as_pieces, sort_out
+from strati.reassembly.residual.pieces import as_pieces, assign_roles_by_shape
 from strati.reassembly.residual.search import norm_effects, posterior_means
 
 
@@ -66,7 +66,7 @@ def test_a_norm_is_torchs():
 def test_the_adjoint_goes_through_norms():
     """Against difference quotients in the stream before the first block."""
     pieces, x, _, _ = network(3, 6, 10, final=True, rows=4)
-    found = sort_out(as_pieces(pieces))
+    found = assign_roles_by_shape(as_pieces(pieces))
     parts = stack(found, "tanh")
     order = np.arange(3)
     passed = run(parts, order, order, x)
@@ -79,7 +79,7 @@ def test_the_adjoint_goes_through_norms():
 
 def test_the_effect_of_a_norm_is_first_order_true():
     pieces, x, _, _ = network(3, 6, 10, rows=50)
-    parts = stack(sort_out(as_pieces(pieces)), "tanh")
+    parts = stack(assign_roles_by_shape(as_pieces(pieces)), "tanh")
     order = np.arange(3)
     output, effects = norm_effects(parts, parts.norm_assignment, order, order, x)
     mean = parts.norm_assignment.norm(-1)

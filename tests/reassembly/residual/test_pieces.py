@@ -3,7 +3,7 @@ import pytest
 from dropped import drop
 
 from strati.core.errors import BadInputError
-from strati.reassembly.residual.pieces import as_pieces, read_pieces, sort_all, sort_out
+from strati.reassembly.residual.pieces import as_pieces, assign_roles_by_shape, read_pieces, sort_all
 
 
 def write(folder, pieces, start=0):
@@ -17,7 +17,7 @@ def pieces():
 
 
 def test_roles_from_shapes(pieces):
-    found = sort_out(as_pieces(pieces))
+    found = assign_roles_by_shape(as_pieces(pieces))
     assert (found.blocks, found.width, found.hidden, found.square) == (3, 4, 6, False)
     assert {p.weight.shape for p in found.inner} == {(6, 4)} and {p.weight.shape for p in found.outer} == {
         (4, 6)
@@ -25,24 +25,24 @@ def test_roles_from_shapes(pieces):
 
 
 def test_square_pieces_are_candidates_for_both_roles():
-    found = sort_out(as_pieces(drop(3, 4, 4, rows=5)[0]))
+    found = assign_roles_by_shape(as_pieces(drop(3, 4, 4, rows=5)[0]))
     assert found.square and found.blocks == 3 and len(found.inner) == len(found.outer) == 6
 
 
 def test_narrow_hidden_layer():
-    found = sort_out(as_pieces(drop(3, 6, 2, rows=5)[0]))
+    found = assign_roles_by_shape(as_pieces(drop(3, 6, 2, rows=5)[0]))
     assert (found.width, found.hidden) == (6, 2)
 
 
 def test_single_block_is_read_by_the_width_of_the_data():
     pieces = drop(1, 3, 5, outputs=5, rows=5)[0]
     with pytest.raises(BadInputError):
-        sort_out(as_pieces(pieces))  # the last layer has the shape of the input projection
+        assign_roles_by_shape(as_pieces(pieces))  # the last layer has the shape of the input projection
     assert len(sort_all(as_pieces(pieces), width=3, outputs=5)) == 2
     with pytest.raises(BadInputError):
         sort_all(as_pieces(pieces), width=3, outputs=1)  # one output: then a piece is too many
     pieces = drop(1, 3, 5, outputs=1, rows=5)[0]
-    assert sort_out(as_pieces(pieces), width=3).width == 3
+    assert assign_roles_by_shape(as_pieces(pieces), width=3).width == 3
 
 
 def test_all_formats_give_the_same_pieces(tmp_path, pieces):
@@ -111,7 +111,7 @@ def test_sets_that_make_no_network(pieces):
     ]
     for broken, why in cases:
         with pytest.raises(BadInputError, match=why):
-            sort_out(as_pieces(broken))
+            assign_roles_by_shape(as_pieces(broken))
 
 
 def test_not_a_folder(tmp_path):

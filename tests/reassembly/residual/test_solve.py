@@ -10,7 +10,7 @@ from strati.core.errors import BadInputError
 from strati.reassembly.residual.network import stack
 from strati.reassembly.residual.order import Seed, seed_order
 from strati.reassembly.residual.pairing import Score, pair
-from strati.reassembly.residual.pieces import as_pieces, read_pieces, sort_out
+from strati.reassembly.residual.pieces import as_pieces, assign_roles_by_shape, read_pieces
 from strati.reassembly.residual.solve import _thinned
 from strati_reproductions.dropped_net.ranking import bradley_terry, cycles
 
@@ -39,7 +39,7 @@ def test_the_public_puzzle(puzzle):
 
 def test_seeds_of_the_public_puzzle(puzzle):
     pieces, x, y = puzzle
-    parts = stack(sort_out(pieces), "relu")
+    parts = stack(assign_roles_by_shape(pieces), "relu")
     pairs = pair(parts)
     target = y.reshape(-1, 1)
     # the paper prints 0.036794 (norms on the first 2,000 rows, the error on all) and 0.075851
@@ -178,7 +178,7 @@ def test_combined_score_finds_planted_pairs_of_any_kind():
         first = A if kind == "diagonal" else A2
         shuffle = rng.permutation(n)
         layers = [(w, w[:, 0]) for w in first] + [(w, w[:, 0]) for w in B[shuffle]]
-        parts = stack(sort_out(as_pieces([*layers, (A[0, :1], A[0, 0, :1])])), "relu")
+        parts = stack(assign_roles_by_shape(as_pieces([*layers, (A[0, :1], A[0, 0, :1])])), "relu")
         found = pair(parts, Score.COMBINED)
         assert np.array_equal(shuffle[found.outs], np.arange(n)), kind
 
@@ -241,7 +241,9 @@ def test_combined_score_is_ahead_of_every_single_one_on_trained_networks():
 @pytest.mark.parametrize(("blocks", "width"), [(5, 10), (8, 16), (12, 24)])
 def test_chance_does_not_look_like_separation(blocks, width):
     for seed in range(4):
-        parts = stack(sort_out(as_pieces(drop(blocks, width, 2 * width, rows=2, seed=seed)[0])), "relu")
+        parts = stack(
+            assign_roles_by_shape(as_pieces(drop(blocks, width, 2 * width, rows=2, seed=seed)[0])), "relu"
+        )
         assert not pair(parts, Score.COMBINED).separated
 
 
@@ -252,7 +254,7 @@ def test_combined_score_pairs_a_pool_of_square_pieces():
     B = rng.standard_normal((n, d, d)) - 0.8 * A.transpose(0, 2, 1)
     shuffle = rng.permutation(2 * n)
     layers = [(w.astype("f4"), w[:, 0].astype("f4")) for w in np.concatenate([A, B])[shuffle]]
-    parts = stack(sort_out(as_pieces([*layers, (A[0, :1], A[0, 0, :1])])), "relu")
+    parts = stack(assign_roles_by_shape(as_pieces([*layers, (A[0, :1], A[0, 0, :1])])), "relu")
     found = pair(parts, Score.COMBINED)
     pairs = {
         frozenset((int(shuffle[i]), int(shuffle[j]))) for i, j in zip(found.ins, found.outs, strict=True)

@@ -18,7 +18,7 @@ from strati.core.rng import stream
 from strati.reassembly.reassemble import reassemble
 from strati.reassembly.residual.network import stack
 from strati.reassembly.residual.order import Seed, regress_order
-from strati.reassembly.residual.pieces import as_pieces, sort_out
+from strati.reassembly.residual.pieces import as_pieces, assign_roles_by_shape
 from strati.reassembly.residual.solve import EXACT
 from strati_reproductions.dropped_net.battery import battery, moves_rows, pairing_rows, solving_rows, squares
 from strati_reproductions.dropped_net.puzzle import puzzle
@@ -164,7 +164,7 @@ def planted_network(
         outer = np.asarray(size * (draw(width, hidden) - 0.25 * inner.T), dtype=np.float32)
         layers += [(inner, draw(hidden)), (outer, draw(width) * np.float32(size))]
     layers.append((draw(1, width), draw(1)))
-    parts = stack(sort_out(as_pieces([*layers[:-1:2], *layers[1:-1:2], layers[-1]])), "relu")
+    parts = stack(assign_roles_by_shape(as_pieces([*layers[:-1:2], *layers[1:-1:2], layers[-1]])), "relu")
     x = rng.standard_normal((rows, width)).astype(np.float32)
     order = np.arange(blocks)
     y = parts.output(order, order, x)

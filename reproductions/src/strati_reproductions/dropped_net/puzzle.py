@@ -21,7 +21,7 @@ from strati.io.data_files import read_data
 from strati.reassembly.residual.network import ResidualWeights, run, stack
 from strati.reassembly.residual.order import Round, Seed
 from strati.reassembly.residual.pairing import Pairing, pair
-from strati.reassembly.residual.pieces import read_pieces, sort_out
+from strati.reassembly.residual.pieces import assign_roles_by_shape, read_pieces
 from strati_reproductions.datasets import external_data
 from strati_reproductions.dropped_net.ranking import bradley_terry, cycles, gaps, soft_wins, swap_repair
 from strati_reproductions.dropped_net.seeds import named_order
@@ -79,7 +79,7 @@ def puzzle() -> Puzzle:
     data = read_data(
         external_data("dropped-net", "historical_data.csv"), inputs="measurement_*", target="pred,true"
     )
-    parts = stack(sort_out(read_pieces(external_data("dropped-net", "pieces"))), "relu")
+    parts = stack(assign_roles_by_shape(read_pieces(external_data("dropped-net", "pieces"))), "relu")
     assert data.y is not None
     columns = data.y.astype(np.float32)
     return Puzzle(parts, pair(parts), data.x.astype(np.float32), columns[:, :1], columns[:, 1:])

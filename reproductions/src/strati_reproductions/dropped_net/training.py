@@ -14,7 +14,7 @@ import numpy as np
 
 from strati.reassembly.residual.network import ResidualWeights, stack
 from strati.reassembly.residual.pairing import Score, pair
-from strati.reassembly.residual.pieces import as_pieces, sort_out
+from strati.reassembly.residual.pieces import as_pieces, assign_roles_by_shape
 from strati_reproductions.dropped_net.puzzle import puzzle
 from strati_reproductions.dropped_net.train_stacked import train_together
 from strati_reproductions.dropped_net.trainer import Recipe, Trained
@@ -85,7 +85,7 @@ def _figure_seven(network: Trained, folder: Path, name: str) -> tuple[str, ...]:
 def in_order(network: Trained, activation: str = "relu") -> tuple[ResidualWeights, Ints]:
     """The parts of a network in their true order, and that order, 0 to n - 1."""
     layers = [*network.inner, *network.outer, network.last]
-    parts = stack(sort_out(as_pieces(layers)), activation)
+    parts = stack(assign_roles_by_shape(as_pieces(layers)), activation)
     return parts, np.arange(len(network.inner))
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 from strati.core.errors import BadInputError
 from strati.core.rng import stream
 from strati.interventions.initialisers import Scheme
-from strati.interventions.targets import find_targets, in_single, values_of
+from strati.interventions.targets import find_targets, to_float32, values_of
 from strati.io.to_module import as_module
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def build(spec: NetworkSpec, shape: tuple[int, ...], outputs: int, context: int)
 
 def open_resnet(path: Path) -> nn.Module:
     """A residual network of the CIFAR kind from its state dict, with the distribution that such networks start from."""
-    model = in_single(as_module(path)).eval()
+    model = to_float32(as_module(path)).eval()
     model.scheme = Scheme("kaiming")  # type: ignore[assignment]
     return model
 

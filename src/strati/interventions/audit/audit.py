@@ -73,7 +73,7 @@ class AuditConfig:
     invariant: float = 0.1
     strong: float = 0.5
     separates: float = 0.8
-    false_praise: float = 0.02
+    false_recommendation_rate: float = 0.02
 
     def check(self) -> None:
         """Refuse thresholds that contradict each other.
@@ -85,7 +85,7 @@ class AuditConfig:
             raise BadInputError(
                 "audit", f"critical ({self.critical:g}) has to be below robust ({self.robust:g})"
             )
-        if not (self.resamples >= 1 and 0 < self.confidence < 1 and 0 < self.false_praise < 1):
+        if not (self.resamples >= 1 and 0 < self.confidence < 1 and 0 < self.false_recommendation_rate < 1):
             why = "needs at least one resample, and a confidence and a rate of false praise between 0 and 1"
             raise BadInputError("audit", why)
 
@@ -254,11 +254,11 @@ def audit(
     verdicts: list[Verdict] = []
     evidence: dict[str | None, PartEvidence] = {}
     for kind, part in parts:
-        rate = _share(kind, len(kinds)) * config.false_praise
+        rate = _share(kind, len(kinds)) * config.false_recommendation_rate
         evidence[kind] = evidence_of(part, names, config, rate, kind)
     by_kind = {kind: evidence[kind] for kind in kinds if kind in evidence}
     counting = [m for m, e in evidence[None].by_metric.items() if e.counts or e.robust_counts]
-    significant = significant_interventions(by_kind, counting, config.false_praise)
+    significant = significant_interventions(by_kind, counting, config.false_recommendation_rate)
     for kind, part in parts:
         by_metric = evidence[kind].by_metric
         part_rows = [

@@ -358,16 +358,16 @@ def _evaluator(
 ) -> Evaluator | None:
     """The written network with the data to measure it on: those given, or the study's; ``None`` without any."""
     from strati.interventions.evaluator import Evaluator, as_task, open_evaluators
-    from strati.interventions.targets import in_single
+    from strati.interventions.targets import to_float32
 
     if data is not None:
-        made = in_single(made)
+        made = to_float32(made)
         task = as_task(data, study or Study("plan", plan_document["performance"], (), 0), made)
         return Evaluator("written", made, task=task)
     evaluators = open_evaluators(study, model=module) if study is not None else []
     if not evaluators:
         return None
-    made = made if evaluators[0].task is None else in_single(made)
+    made = made if evaluators[0].task is None else to_float32(made)
     return Evaluator("written", made, task=evaluators[0].task, evaluate=evaluators[0].evaluate)
 
 
@@ -398,11 +398,11 @@ def _seconds(before: nn.Module, after: nn.Module, task: Any) -> tuple[float | No
     """Time of one forward pass of both on the first batch, in turns, the shortest of five: other work only adds."""
     import torch
 
-    from strati.interventions.targets import in_single
+    from strati.interventions.targets import to_float32
 
     if task is None:
         return None, None
-    before = in_single(before)
+    before = to_float32(before)
     inputs = task.batches[0][0]
     times: tuple[list[float], list[float]] = ([], [])
     with torch.inference_mode():

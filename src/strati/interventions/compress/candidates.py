@@ -37,7 +37,7 @@ class Candidates:
         self, curves: Sequence[Curve], scale: CostScale, budget: Budget, kind: str, rng: np.random.Generator
     ) -> None:
         self.curves, self.scale, self.kind, self.rng = curves, scale, kind, rng
-        self.costs = [np.array([o.careful for o in c.options]) for c in curves]
+        self.costs = [np.array([o.cost_upper for o in c.options]) for c in curves]
         self.sizes = [np.array([o.size for o in c.options]) for c in curves]
         self.loss = budget.kind == "loss"
         self._named = f"{budget.kind}={budget.value:g}"  # the setting that says just what the budget says

@@ -39,8 +39,8 @@ from strati.interventions.targets import (
     as_matrix,
     find_targets,
     from_matrix,
-    in_single,
     put_values,
+    to_float32,
     values_of,
 )
 from strati.interventions.tasks import calibration_data
@@ -339,7 +339,7 @@ def _calibration(model: nn.Module, study: Study | None, calibration: Any) -> Seq
     Raises:
         BadInputError: There are none.
     """
-    copied = in_single(copy.deepcopy(model)).eval()
+    copied = to_float32(copy.deepcopy(model)).eval()
     if calibration is not None:
         context = 128 if study is None else study.origin.context
         return SequentialInputs(copied, calibration_data(calibration, copied, context).calibration_batches())
@@ -374,7 +374,7 @@ def open_network_of(source: Path, study: Study | None) -> nn.Module:
     """A checkpoint as a module, opened as the study opened it."""
     networks = [] if study is None else list(study.origin.networks.values())
     activation: Any = networks[0].activation if networks else "relu"
-    return in_single(as_module(source, activation=activation)).eval()
+    return to_float32(as_module(source, activation=activation)).eval()
 
 
 def _parameters(model: Any) -> int:

@@ -252,7 +252,7 @@ class CurveOption:
     measured: float = 0.0  # before monotone regression
 
     @property
-    def careful(self) -> float:
+    def cost_upper(self) -> float:
         """The cost plus its standard error: choosing the least of many noisy costs would pick the luckiest."""
         return self.cost + (self.error or 0.0)
 

@@ -197,7 +197,7 @@ class Screening:
                 factors = np.where(
                     is_measured, 1.0, np.exp(self.scatter * rng.standard_normal() * (draw > 0))
                 )
-                costs.append(factors * np.array([o.careful for o in curve.options]))
+                costs.append(factors * np.array([o.cost_upper for o in curve.options]))
                 sizes.append(np.array([o.size for o in curve.options]))
             first, second = (sizes, costs) if budget.kind == "loss" else (costs, sizes)
             choices.append(choose(first, second, size).options)

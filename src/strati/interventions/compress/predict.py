@@ -132,7 +132,9 @@ def random_choices(
     sizes = [np.array([o.size for o in c.options]) for c in curves]
     choices: dict[tuple[int, ...], None] = {}
     for _ in range(4 * count):
-        costs = [np.array([o.careful for o in c.options]) * math.exp(rng.standard_normal()) for c in curves]
+        costs = [
+            np.array([o.cost_upper for o in c.options]) * math.exp(rng.standard_normal()) for c in curves
+        ]
         choices[choose(costs, sizes, budget).options] = None
         if len(choices) == count:
             break

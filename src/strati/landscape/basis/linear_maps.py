@@ -38,7 +38,7 @@ class LinearMap:
         """Preactivations."""
         return rows @ self.weight.T + (0.0 if self.bias is None else self.bias)
 
-    def pivot(self, seen: Seen, tolerance: float) -> int:
+    def pivot(self, seen: DataStatistics, tolerance: float) -> int:
         """Zero the columns of inputs that are combinations of others; how many."""
         live = np.flatnonzero((self.weight != 0).any(axis=0))  # a column that is zero stays so
         keep, coefficients, constant = seen.dependencies(
@@ -116,13 +116,13 @@ class LinearMap:
         return self.zeros() - start
 
 
-class Seen:
+class DataStatistics:
     """What a linear map reads on the data, as a triangular factor that grows with its width and not with the data.
 
     Examples:
         >>> rows = np.random.default_rng(0).normal(size=(20, 2))
         >>> rows = np.column_stack([rows, 2 * rows[:, 0] + 5])
-        >>> keep, coefficients, constant = Seen(rows).dependencies(1e-12, with_constant=True)
+        >>> keep, coefficients, constant = DataStatistics(rows).dependencies(1e-12, with_constant=True)
         >>> keep.size, float(np.abs(rows[:, 2] - 2 * rows[:, 0] - 5).max()) < 1e-12
         (2, True)
     """

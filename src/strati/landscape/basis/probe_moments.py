@@ -24,7 +24,7 @@ from strati.evaluate.models import output_tensor, takes_tokens
 from strati.io.layers import select_names
 from strati.landscape.basis.result import BasisConfig
 from strati.landscape.basis.whitening import Moments, MomentStream
-from strati.landscape.jacobians import Halves, MatrixEstimate, Probes, pulled_back
+from strati.landscape.jacobians import MatrixEstimate, Probes, SplitHalfEstimate, vector_jacobian_product
 
 if TYPE_CHECKING:
     from strati.core.results import FloatArray
@@ -110,7 +110,7 @@ class ProbeBackend:
         target_of: Callable[[list[torch.Tensor]], torch.Tensor],
     ) -> tuple[MatrixEstimate, ...]:
         """``mean_x J^T J`` in white coordinates for some sites and one target, with its error."""
-        sums = [Halves() for _ in sites]
+        sums = [SplitHalfEstimate() for _ in sites]
         rows = [0] * len(sums)
         exact = False
         for start in self._starts():
@@ -118,7 +118,7 @@ class ProbeBackend:
             target = target_of(tensors)
             exact = self._probes.exact(target)
             read = [tensors[site] for site in sites]
-            for gradients in pulled_back(target, read, self._probes.of(target, *names, start)):
+            for gradients in vector_jacobian_product(target, read, self._probes.of(target, *names, start)):
                 for k, (gradient, colour) in enumerate(zip(gradients, colours, strict=True)):
                     if gradient is None:
                         gradient = torch.zeros_like(read[k])
@@ -134,7 +134,7 @@ class ProbeBackend:
         With several positions the sum over target positions is taken by random signs, unbiased.
         """
         c, into = self._tensor(following), self._tensor(inverse)
-        sums = Halves()
+        sums = SplitHalfEstimate()
         alone = True
         for start in self._starts():
             tensors = self._run(start)

@@ -34,7 +34,7 @@ from strati.evaluate.hooks import Site, capture
 from strati.evaluate.models import device_of, output_tensor
 from strati.io.layers import select_names
 from strati.io.to_module import as_module
-from strati.landscape.basis.linear_maps import LinearMap, Seen
+from strati.landscape.basis.linear_maps import DataStatistics, LinearMap
 from strati.landscape.basis.probe_moments import as_data
 from strati.landscape.counts.layer_statistics import patches
 from strati.landscape.mlp.sequential import as_chain
@@ -277,7 +277,7 @@ class RewrittenLayer:
     place: str
     module: nn.Module
     map: LinearMap
-    seen: Seen
+    seen: DataStatistics
     before: int
     dependent: int = 0
     blocks: tuple[tuple[int, ...], tuple[int, ...], int] = ((), (), 0)
@@ -342,7 +342,7 @@ def _rewrite(
             if _recombine(twin, layer, reader, x, expected, settings.tolerance):
                 break
     for layer in ordered:
-        layer.seen = Seen()
+        layer.seen = DataStatistics()
     for layer in _watch(twin, ordered, x):
         layer.dependent += layer.map.pivot(layer.seen, settings.tolerance)
         layer.write()
@@ -401,7 +401,7 @@ def _layers(
         bias = None if layer_module.bias is None else layer_module.bias.detach().cpu().numpy()
         map_ = LinearMap(weight.detach().cpu().numpy(), bias)
         stored_name = getattr(module, "checkpoint_name", name)
-        usable.append(RewrittenLayer(stored_name, name, module, map_, Seen(), map_.zeros()))
+        usable.append(RewrittenLayer(stored_name, name, module, map_, DataStatistics(), map_.zeros()))
     selected = set(select_names([layer.name for layer in usable], patterns)) if usable else set()
     return [layer for layer in usable if layer.name in selected], skipped
 
@@ -449,7 +449,7 @@ def _recombine(
     if slopes is None:
         return False
     originals = [copy.deepcopy(layer.map) for layer in (first, second)]
-    dependent = first.map.pivot(Seen(into), tolerance)
+    dependent = first.map.pivot(DataStatistics(into), tolerance)
     blocks = first.map.recombine(into, second.map, linear=bool(np.isclose(*slopes)))
     for layer in (first, second):
         layer.write()

@@ -26,7 +26,13 @@ from strati.landscape.counts import exact as exactly
 from strati.landscape.counts.module_counts import count_module
 from strati.landscape.counts.result import Degeneracy as Degeneracy
 from strati.landscape.counts.result import DegeneracyConfig as DegeneracyConfig
-from strati.landscape.counts.result import ProblemSize, assemble, probed, undecided, wanted
+from strati.landscape.counts.result import (
+    ProblemSize,
+    assemble,
+    probe_warning,
+    should_compute_exact,
+    undecided,
+)
 from strati.landscape.mlp.sequential import Chain, as_chain
 from strati.landscape.mlp.statistics_pass import SATURATED, survey
 from strati.landscape.mlp.structure import count_layers, undecided_layers
@@ -118,13 +124,13 @@ def _count_chain(chain: Chain, x: Tensor, unused: int, config: DegeneracyConfig,
     places = [k for k, stage in enumerate(chain.stages) if stage.name in selected]
     if len(places) < len(chain.stages):
         unused = 0
-    exactly_too = wanted(config.exact, sum(chain.stages[k].parameters for k in places), values)
+    exactly_too = should_compute_exact(config.exact, sum(chain.stages[k].parameters for k in places), values)
     statistics = survey(chain, x, seed=config.seed, epsilon=epsilon is not None, tick=tick)
     layers = count_layers(chain, x, statistics, places, epsilon=epsilon)
     sizes = [layer.parameters for layer in layers]
     warnings = []
     if not statistics.exact_jacobians:
-        warnings.append(probed(statistics.uncertain))
+        warnings.append(probe_warning(statistics.uncertain))
     if open_ones := undecided_layers(statistics):
         warnings.append(undecided(open_ones))
     ranks = None

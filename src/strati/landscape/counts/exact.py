@@ -33,13 +33,13 @@ from strati.landscape.counts.ranks import (
     decide,
     fold,
     gram_of,
-    hides,
+    has_hidden_entries,
     independent,
-    nudged,
+    perturb,
     rank_range,
 )
 from strati.landscape.mlp.sequential import Chain
-from strati.landscape.mlp.statistics_pass import backward, batches, gated_forward, twin_of
+from strati.landscape.mlp.statistics_pass import backward, batches, gated_forward, perturbed_copy
 from strati.landscape.objective import FlatModel, run
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def exact_ranks(
         kept_rows = list(rows())
         rows = lambda: iter(kept_rows)  # noqa: E731
     columns, size = _columns(rows, edges[-1])
-    even = _Even(rows, columns)
+    even = _EqualisedRows(rows, columns)
     ranges, singular = (_tall if edges[-1] <= values else _wide)(even, edges)
     used = singular[: ranges[-1].low]
     weak = int((used < WEAK * singular[0]).sum()) if used.numel() else 0
@@ -225,7 +225,7 @@ def _cancelled(size: Tensor, rho: Tensor) -> Tensor:
     return (rho > CANCELLED) & (size < BESIDE * float(size[good].median()))
 
 
-class _Even:
+class _EqualisedRows:
     """The Jacobian and its twin with columns and rows brought to one size; rows of zeros are left out."""
 
     def __init__(self, rows: Rows, columns: Tensor) -> None:
@@ -241,11 +241,11 @@ class _Even:
             usual = 4 * float(rho.median()) if rho.numel() else 1.0
             scale = (size[live] * (rho / usual).clamp(min=1.0))[:, None]
             part, twin = part[live] / scale, twin[live] / scale
-            self.hidden |= hides(part, part, twin)
+            self.hidden |= has_hidden_entries(part, part, twin)
             yield part, twin
 
 
-def _tall(even: _Even, edges: list[int]) -> tuple[list[RankRange], Tensor]:
+def _tall(even: _EqualisedRows, edges: list[int]) -> tuple[list[RankRange], Tensor]:
     """At least as many values as parameters: one factor, whose leading columns are the last layers'."""
     factor = Factor(edges[-1], whole=True, like=even.columns)
     for part, twin in even:
@@ -259,7 +259,7 @@ def _tall(even: _Even, edges: list[int]) -> tuple[list[RankRange], Tensor]:
     return [*ranges, whole_range], singular
 
 
-def _wide(even: _Even, edges: list[int]) -> tuple[list[RankRange], Tensor]:
+def _wide(even: _EqualisedRows, edges: list[int]) -> tuple[list[RankRange], Tensor]:
     """Fewer values than parameters: the factor of the transposed matrix, layer after layer.
 
     Where the rows are independent beyond doubt, their Gram matrix shows it for a fraction of a factorisation, and more
@@ -296,7 +296,7 @@ def chain_rows(chain: Chain, x: Tensor, places: list[int] | None = None, seed: i
         seed: Of the twin.
     """
     chain = chain.to(torch.float64)
-    other = twin_of(chain, seed)
+    other = perturbed_copy(chain, seed)
 
     def rows() -> Iterator[tuple[Tensor, Tensor]]:
         generator = torch.Generator().manual_seed(seed)
@@ -306,7 +306,7 @@ def chain_rows(chain: Chain, x: Tensor, places: list[int] | None = None, seed: i
                 for small in torch.split(chain.rows(batch), most):
                     activations, preactivations = chain.forward(small)
                     slopes = chain.slopes(preactivations)
-                    near, inclines = gated_forward(other, nudged(small, generator), slopes)
+                    near, inclines = gated_forward(other, perturb(small, generator), slopes)
                     yield (
                         _chain_jacobian(chain, activations, slopes, places),
                         _chain_jacobian(other, near, inclines, places),
@@ -338,7 +338,7 @@ def module_rows(
         outputs = run(flat, flat.theta, inputs[:1])[0].numel()
     where = dict(zip(flat.names, torch.split(torch.arange(flat.size), list(flat.sizes)), strict=True))
     columns = torch.cat([where[name] for part in parts[::-1] for name in part]).to(flat.theta.device)
-    near = nudged(flat.theta, torch.Generator().manual_seed(seed), step)
+    near = perturb(flat.theta, torch.Generator().manual_seed(seed), step)
 
     def single(theta: Tensor, row: Tensor) -> Tensor:
         return flat(theta, row[None])[0].reshape(-1)
@@ -346,7 +346,7 @@ def module_rows(
     def rows() -> Iterator[tuple[Tensor, Tensor]]:
         generator = torch.Generator().manual_seed(seed)
         for batch in torch.split(inputs, max(1, 10_000_000 // (flat.size * outputs + 1))):
-            pairs = ((flat.theta, batch), (near, nudged(batch, generator, step)))
+            pairs = ((flat.theta, batch), (near, perturb(batch, generator, step)))
             jacobians = [vmap(jacrev(single), in_dims=(None, 0))(t, b).detach() for t, b in pairs]
             jacobian_rows, twin_rows = (jacobian.reshape(-1, flat.size)[:, columns] for jacobian in jacobians)
             yield jacobian_rows, twin_rows

@@ -29,7 +29,7 @@ Convolution = nn.Conv1d | nn.Conv2d
 
 
 @dataclass
-class Watched:
+class LayerStatistics:
     """One layer while the data stream by.
 
     Attributes:
@@ -99,7 +99,7 @@ class Watched:
         for factor, rows in zip(self.activations, parts, strict=False):
             factor.add(rows)
 
-    def hear(self, gradient: Tensor, *, last: bool) -> None:
+    def add_jacobian(self, gradient: Tensor, *, last: bool) -> None:
         """Take in what one probe (the last, or another) says of the outputs."""
         if not self.jacobians:
             return
@@ -130,7 +130,7 @@ class Watched:
         return torch.cat([weight, bias[:, None]], 1)
 
 
-def watch(name: str, module: nn.Module, *, whole: bool) -> Watched:
+def watch(name: str, module: nn.Module, *, whole: bool) -> LayerStatistics:
     """A layer ready to be watched.
 
     Args:
@@ -142,11 +142,11 @@ def watch(name: str, module: nn.Module, *, whole: bool) -> Watched:
     bias = int(getattr(module, "bias", None) is not None)
     if isinstance(module, nn.Embedding):
         tokens = torch.zeros(weight.shape[0], dtype=torch.bool, device=weight.device)
-        watched = Watched(name, module, int(weight.shape[0]), int(weight.shape[1]), tokens=tokens)
+        watched = LayerStatistics(name, module, int(weight.shape[0]), int(weight.shape[1]), tokens=tokens)
     else:
         outputs, inputs = weight.T.shape if type(module).__name__ == "Conv1D" else weight.flatten(1).shape
         groups = int(module.groups) if isinstance(module, Convolution) else 1
-        watched = Watched(name, module, int(inputs) + bias, int(outputs), groups)
+        watched = LayerStatistics(name, module, int(inputs) + bias, int(outputs), groups)
         if watched.inputs <= MOST_WIDTH + 1:
             watched.activations = [Factor(watched.inputs, whole=whole, like=weight) for _ in range(groups)]
     each = watched.outputs // watched.groups

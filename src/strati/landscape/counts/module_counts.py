@@ -23,23 +23,23 @@ from strati.landscape.counts import exact as exactly
 from strati.landscape.counts.layer_statistics import (
     Convolution,
     HeadWeights,
-    Watched,
+    LayerStatistics,
     find_attention,
     value_used,
     watch,
 )
-from strati.landscape.counts.ranks import EPS, TWIN, nudged, pairs_above
+from strati.landscape.counts.ranks import EPS, TWIN, pairs_above, perturb
 from strati.landscape.counts.result import (
     Degeneracy,
     DegeneracyConfig,
     ProblemSize,
     assemble,
-    probed,
+    probe_warning,
+    should_compute_exact,
     undecided,
-    wanted,
 )
 from strati.landscape.counts.symmetries import Symmetries, find_symmetries
-from strati.landscape.jacobians import Probes, pulled_back
+from strati.landscape.jacobians import Probes, vector_jacobian_product
 from strati.landscape.mlp.statistics_pass import MOST_OUTPUTS
 from strati.landscape.mlp.structure import AtEpsilon, LayerCount
 from strati.landscape.objective import FlatModel, run
@@ -107,14 +107,14 @@ def count_module(
     )
     warnings = [_bound(refusal, symmetries)]
     if values > MOST_OUTPUTS:
-        warnings.append(probed(uncertain))
+        warnings.append(probe_warning(uncertain))
     if open_ones := [w.name for w in layers if not w.decided]:
         warnings.append(undecided(open_ones))
     ranks = least = None
     data = int(inputs.shape[0])
     total = values * data
     complete = is_subset or flat.size == parameters
-    if complete and wanted(config.exact, parameters, total):
+    if complete and should_compute_exact(config.exact, parameters, total):
         ranks = _exact(
             flat, inputs, layers, warnings, step, epsilon, required=config.exact is True, rest=not is_subset
         )
@@ -147,9 +147,9 @@ def _bound(refusal: UnsupportedError, found: Symmetries) -> Flag:
 
 def _find(
     model: nn.Module, refusal: UnsupportedError, *, whole: bool
-) -> tuple[list[Watched], list[tuple[str, str]]]:
+) -> tuple[list[LayerStatistics], list[tuple[str, str]]]:
     """The layers to watch, and the parameters that are left alone."""
-    layers: list[Watched] = []
+    layers: list[LayerStatistics] = []
     skipped: list[tuple[str, str]] = []
     uses: dict[int, int] = {}
     for module in model.modules():
@@ -180,10 +180,12 @@ def _find(
 
 
 @contextmanager
-def _watching(model: nn.Module, layers: list[Watched], take: Any) -> Iterator[list[tuple[Watched, Tensor]]]:
+def _watching(
+    model: nn.Module, layers: list[LayerStatistics], take: Any
+) -> Iterator[list[tuple[LayerStatistics, Tensor]]]:
     """Every use of every layer: its input goes to ``take``, its output is kept to be differentiated by."""
     by_name = {w.name: w for w in layers}
-    outputs: list[tuple[Watched, Tensor]] = []
+    outputs: list[tuple[LayerStatistics, Tensor]] = []
 
     def visit(place: Site, tensor: Tensor) -> Tensor:
         watched = by_name[place.module]
@@ -202,7 +204,7 @@ def _watching(model: nn.Module, layers: list[Watched], take: Any) -> Iterator[li
 def _stream(
     flat: FlatModel,
     x: Tensor,
-    layers: list[Watched],
+    layers: list[LayerStatistics],
     attention: list[HeadWeights],
     values: int,
     probes: Probes,
@@ -214,7 +216,7 @@ def _stream(
     patterns = {layer.name: layer for layer in attention}
     latest: dict[str, Tensor] = {}
 
-    def hear(name: str, output: Any) -> None:
+    def add_jacobian(name: str, output: Any) -> None:
         if name in patterns:
             patterns[name].add(output, latest.get(patterns[name].values))
         else:
@@ -223,8 +225,8 @@ def _stream(
     step = max(1, BATCH_VALUES // (values + 1))
     for start in range(0, x.shape[0], step):
         with (
-            _watching(flat.module, layers, Watched.take) as outputs,
-            on_output(flat.module, [*patterns, *(layer.values for layer in attention if near)], hear),
+            _watching(flat.module, layers, LayerStatistics.take) as outputs,
+            on_output(flat.module, [*patterns, *(layer.values for layer in attention if near)], add_jacobian),
             torch.enable_grad(),
         ):
             result = run(flat, flat.theta, x[start : start + step])
@@ -233,31 +235,35 @@ def _stream(
                     "model", "its outputs are not finite on these data; check weights and data"
                 )
             for number, watched, slope in _slopes(result, outputs, probes, start):
-                watched.hear(slope, last=number == 0 and not probes.exact(result))
+                watched.add_jacobian(slope, last=number == 0 and not probes.exact(result))
         tick(f"{min(start + step, x.shape[0])} data")
 
 
 def _slopes(
-    result: Tensor, outputs: list[tuple[Watched, Tensor]], probes: Probes, start: int
-) -> Iterator[tuple[int, Watched, Tensor]]:
+    result: Tensor, outputs: list[tuple[LayerStatistics, Tensor]], probes: Probes, start: int
+) -> Iterator[tuple[int, LayerStatistics, Tensor]]:
     """For every probe and use of a layer: the gradient with respect to its output."""
     wanted_ones = [(w, t) for w, t in outputs if w.jacobians]
     if not wanted_ones or not result.requires_grad:
         return
     tensors = [t for _, t in wanted_ones]
-    for number, slopes in enumerate(pulled_back(result, tensors, probes.of(result, "jacobians", start))):
+    for number, slopes in enumerate(
+        vector_jacobian_product(result, tensors, probes.of(result, "jacobians", start))
+    ):
         for (watched, _), slope in zip(wanted_ones, slopes, strict=True):
             if slope is not None:
                 yield number, watched, slope
 
 
-def _measure_noise(flat: FlatModel, x: Tensor, layers: list[Watched], probes: Probes, step: float) -> None:
+def _measure_noise(
+    flat: FlatModel, x: Tensor, layers: list[LayerStatistics], probes: Probes, step: float
+) -> None:
     """Rows of activations and Jacobians against those of a network and data a little away."""
     generator = torch.Generator().manual_seed(probes.seed)
-    near = nudged(flat.theta, generator, step), nudged(x, generator, step)
+    near = perturb(flat.theta, generator, step), perturb(x, generator, step)
     compared = []
     for theta, rows in ((flat.theta, x), near):
-        taken: list[tuple[Watched, list[Tensor]]] = []
+        taken: list[tuple[LayerStatistics, list[Tensor]]] = []
         keep = lambda w, t, taken=taken: taken.append((w, w.rows_in(t)))  # noqa: E731
         with _watching(flat.module, layers, keep) as outputs, torch.enable_grad():
             result = run(flat, theta, rows)
@@ -271,7 +277,11 @@ def _measure_noise(flat: FlatModel, x: Tensor, layers: list[Watched], probes: Pr
 
 
 def _count(
-    watched: Watched, attention: list[HeadWeights], found: Symmetries, data: int, epsilon: float | None
+    watched: LayerStatistics,
+    attention: list[HeadWeights],
+    found: Symmetries,
+    data: int,
+    epsilon: float | None,
 ) -> LayerCount:
     ranks = watched.ranks()
     each = watched.outputs // watched.groups
@@ -313,7 +323,7 @@ def _count(
     )
 
 
-def _at(watched: Watched, used: int, data: int, epsilon: float, alike: int | None) -> AtEpsilon:
+def _at(watched: LayerStatistics, used: int, data: int, epsilon: float, alike: int | None) -> AtEpsilon:
     """At a loss scale; eigenvalues that were not computed count as large."""
     inputs_seen = heard = above = 0
     is_measured = bool(watched.activations) and bool(watched.jacobians)
@@ -334,7 +344,7 @@ def _at(watched: Watched, used: int, data: int, epsilon: float, alike: int | Non
 def _exact(
     flat: FlatModel,
     x: Tensor,
-    layers: list[Watched],
+    layers: list[LayerStatistics],
     warnings: list[Flag],
     step: float,
     epsilon: float | None,

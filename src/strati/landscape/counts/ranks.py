@@ -167,7 +167,9 @@ class Factor:
         rows, twin = rows.double(), twin.double()
         self._error += (rows - twin).square().sum(0)
         self._power += rows.square().sum(0)
-        self.hidden |= hides(rows / rows.abs().amax(0, keepdim=True).clamp(min=1e-300), rows, twin)
+        self.hidden |= has_hidden_entries(
+            rows / rows.abs().amax(0, keepdim=True).clamp(min=1e-300), rows, twin
+        )
         self._cache.clear()
 
     @property
@@ -263,7 +265,7 @@ def gram_of(rows: Tensor) -> Tensor:
     return torch.from_numpy(array @ array.T)
 
 
-def hides(scaled: Tensor, rows: Tensor, twin: Tensor) -> bool:
+def has_hidden_entries(scaled: Tensor, rows: Tensor, twin: Tensor) -> bool:
     """Whether rows hold entries that are no rounding (the twin has them, too) but tiny beside their column."""
     tiny = (scaled != 0) & (scaled.abs() < HIDDEN)
     return bool((tiny & ((rows - twin).abs() < 1e-3 * rows.abs())).any())
@@ -312,7 +314,7 @@ def certified(probes: Factor, last: Factor) -> tuple[Factor, bool]:
     return full, False
 
 
-def nudged(tensor: Tensor, generator: torch.Generator, step: float = TWIN) -> Tensor:
+def perturb(tensor: Tensor, generator: torch.Generator, step: float = TWIN) -> Tensor:
     """A tensor moved by a few units in the last place; whole numbers stay as they are."""
     if not tensor.is_floating_point():
         return tensor

@@ -186,7 +186,7 @@ class Degeneracy(Result):
         return plot_degeneracy(self, **options)
 
 
-def probed(uncertain: Sequence[str]) -> Flag:
+def probe_warning(uncertain: Sequence[str]) -> Flag:
     """What a reader must know where random probes stood for many outputs."""
     text = "Jacobian ranks are from random probes of the many outputs"
     if uncertain:
@@ -202,7 +202,7 @@ def undecided(layers: Sequence[str]) -> Flag:
     return Flag("ambiguous-rank", f"{text} {', '.join(layers)}; the larger one was taken")
 
 
-def wanted(exact: bool | None, parameters: int, values: int) -> bool:
+def should_compute_exact(exact: bool | None, parameters: int, values: int) -> bool:
     """Whether to compute the exact rank.
 
     Raises:

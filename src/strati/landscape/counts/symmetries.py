@@ -22,12 +22,12 @@ from torch.func import functional_call
 
 from strati.evaluate.hooks import Site, capture
 from strati.evaluate.models import output_tensor
-from strati.landscape.counts.layer_statistics import Watched
+from strati.landscape.counts.layer_statistics import LayerStatistics
 from strati.landscape.counts.ranks import rank_range
 from strati.landscape.counts.symmetry_families import (
     STEP,
     Change,
-    Family,
+    LocalSymmetry,
     Weights,
     as_stored,
     beyond,
@@ -62,7 +62,7 @@ class Symmetries:
     kinds: tuple[str, ...] = ()
 
 
-def find_symmetries(flat: FlatModel, x: Tensor, layers: list[Watched], rounding: float) -> Symmetries:
+def find_symmetries(flat: FlatModel, x: Tensor, layers: list[LayerStatistics], rounding: float) -> Symmetries:
     """The families that hold for a network on its data, and what they add.
 
     Args:
@@ -97,7 +97,7 @@ class _Trial:
         with torch.no_grad():
             self._before = self._run({})
 
-    def holds(self, family: Family) -> bool:
+    def holds(self, family: LocalSymmetry) -> bool:
         """Whether the outputs stay, although the carrier's change alone would move them."""
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
@@ -115,7 +115,9 @@ class _Trial:
         return output_tensor(functional_call(self._flat.module, weights, (self._x,)))
 
 
-def _calls(flat: FlatModel, x: Tensor, layers: list[Watched]) -> tuple[list[str], dict[str, list[str]]]:
+def _calls(
+    flat: FlatModel, x: Tensor, layers: list[LayerStatistics]
+) -> tuple[list[str], dict[str, list[str]]]:
     """Names of layers and norms in the order of their calls, and which layers read each norm's output itself."""
     norms = [name for name, module in flat.module.named_modules() if is_norm(module)]
     order: list[str] = []
@@ -140,8 +142,8 @@ def _calls(flat: FlatModel, x: Tensor, layers: list[Watched]) -> tuple[list[str]
 
 
 def _candidates(
-    flat: FlatModel, layers: list[Watched], calls: list[str], reads: dict[str, list[str]]
-) -> Iterator[Family]:
+    flat: FlatModel, layers: list[LayerStatistics], calls: list[str], reads: dict[str, list[str]]
+) -> Iterator[LocalSymmetry]:
     """All proposals, attention's first: of several on one carrier the largest is kept."""
     once = {name for name in calls if calls.count(name) == 1}
     usable = {
@@ -166,7 +168,7 @@ _VALUES = {
 }  # fmt: skip
 
 
-def attention_families(model: nn.Module, by_name: dict[str, Watched]) -> Iterator[Family]:
+def attention_families(model: nn.Module, by_name: dict[str, LayerStatistics]) -> Iterator[LocalSymmetry]:
     """Bases of queries and keys, of values and outputs, and the keys' offset, head by head."""
     config = getattr(model, "config", None)
     for name, keys in by_name.items():
@@ -197,7 +199,7 @@ def _head_counts(config: Any, module: nn.Module, width: int) -> list[int]:
     return divisors or [h for h in (1, 2, 4, 8, 16) if width % h == 0]
 
 
-def _queries_keys(queries: Watched, keys: Watched, heads: int) -> Iterator[Family]:
+def _queries_keys(queries: LayerStatistics, keys: LayerStatistics, heads: int) -> Iterator[LocalSymmetry]:
     width = keys.outputs // heads
     shared = queries.outputs // keys.outputs
     if queries.outputs % keys.outputs or width == 0:
@@ -220,25 +222,29 @@ def _queries_keys(queries: Watched, keys: Watched, heads: int) -> Iterator[Famil
         return {key: weights[key] + step.to(weights[key])}
 
     if keys.bias:
-        yield Family("key offsets", keys.name, (key_of(keys, "bias"),), offset, lambda: offset_size(keys))
+        yield LocalSymmetry(
+            "key offsets", keys.name, (key_of(keys, "bias"),), offset, lambda: offset_size(keys)
+        )
     full = with_basis(lambda g: mixing(width, g, keys))
 
     def with_offset(weights: Weights, generator: torch.Generator) -> Weights:
         return full(weights | offset(weights, generator), generator)
 
     if keys.bias:
-        yield Family(
+        yield LocalSymmetry(
             "query and key bases, key offsets", keys.name, key_parameters, with_offset,
             lambda: head_size(keys, heads, constant=True),
         )  # fmt: skip
-    yield Family("query and key bases", keys.name, key_parameters, full, lambda: head_size(keys, heads))
+    yield LocalSymmetry(
+        "query and key bases", keys.name, key_parameters, full, lambda: head_size(keys, heads)
+    )
     for pairs in (_halves(width), _neighbours(width)) if width % 2 == 0 else ():
         turned = with_basis(partial(_rotations, width, pairs))
         size = partial(rotary_size, keys, heads, pairs)
-        yield Family("query and key bases (rotary)", keys.name, key_parameters, turned, size)
+        yield LocalSymmetry("query and key bases (rotary)", keys.name, key_parameters, turned, size)
 
 
-def _fused(layer: Watched, heads: int) -> Family:
+def _fused(layer: LayerStatistics, heads: int) -> LocalSymmetry:
     """Queries and keys that are rows of one layer, queries first."""
     size = layer.outputs // 3
     width = size // heads
@@ -256,10 +262,10 @@ def _fused(layer: Watched, heads: int) -> Family:
         return beyond(layer, blocks, sizes, both, queries)
 
     layer_parameters = parameters_of(layer)
-    return Family("query and key bases", layer.name, layer_parameters, change, number)
+    return LocalSymmetry("query and key bases", layer.name, layer_parameters, change, number)
 
 
-def _values_outputs(values: Watched, outputs: Watched, heads: int) -> Iterator[Family]:
+def _values_outputs(values: LayerStatistics, outputs: LayerStatistics, heads: int) -> Iterator[LocalSymmetry]:
     width = values.outputs // heads
 
     def change(weights: Weights, generator: torch.Generator) -> Weights:
@@ -278,16 +284,16 @@ def _values_outputs(values: Watched, outputs: Watched, heads: int) -> Iterator[F
 
     value_parameters = parameters_of(values)
     if values.bias and outputs.bias:
-        yield Family(
+        yield LocalSymmetry(
             "value and output bases, offsets", values.name, value_parameters, with_offset,
             lambda: head_size(values, heads, constant=True),
         )  # fmt: skip
-    yield Family(
+    yield LocalSymmetry(
         "value and output bases", values.name, value_parameters, change, lambda: head_size(values, heads)
     )
 
 
-def _multihead(name: str, module: nn.MultiheadAttention) -> Iterator[Family]:
+def _multihead(name: str, module: nn.MultiheadAttention) -> Iterator[LocalSymmetry]:
     """Torch's own attention, whose projections are no layers: counted on the projections' rows themselves."""
     if not module._qkv_same_embed_dim:
         return
@@ -328,8 +334,8 @@ def _multihead(name: str, module: nn.MultiheadAttention) -> Iterator[Family]:
         return draw
 
     names = (weight, bias) if has_bias else (weight,)
-    yield Family("query and key bases", f"{stem}keys", names, change(1), lambda: number(1))
-    yield Family("value and output bases", f"{stem}values", names, change(2), lambda: number(2))
+    yield LocalSymmetry("query and key bases", f"{stem}keys", names, change(1), lambda: number(1))
+    yield LocalSymmetry("value and output bases", f"{stem}values", names, change(2), lambda: number(2))
 
 
 def _halves(width: int) -> list[tuple[int, int]]:

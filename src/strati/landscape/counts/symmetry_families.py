@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from strati.landscape.counts.layer_statistics import Convolution, Watched
+from strati.landscape.counts.layer_statistics import Convolution, LayerStatistics
 from strati.landscape.counts.ranks import rank_range
 from strati.landscape.mlp.structure import visible_rank
 
@@ -26,7 +26,7 @@ Change = Callable[[Weights, torch.Generator], Weights]
 
 
 @dataclass(frozen=True)
-class Family:
+class LocalSymmetry:
     """Changes of the parameters that may leave the outputs as they are.
 
     Attributes:
@@ -45,8 +45,8 @@ class Family:
 
 
 def layer_families(
-    model: nn.Module, layers: dict[str, Watched], calls: list[str], reads: dict[str, list[str]]
-) -> Iterator[Family]:
+    model: nn.Module, layers: dict[str, LayerStatistics], calls: list[str], reads: dict[str, list[str]]
+) -> Iterator[LocalSymmetry]:
     """Proposals for layers and norms that follow each other.
 
     Args:
@@ -79,7 +79,7 @@ def is_norm(module: nn.Module) -> bool:
     )
 
 
-def _offsets(first: Watched, later: list[Watched]) -> Iterator[Family]:
+def _offsets(first: LayerStatistics, later: list[LayerStatistics]) -> Iterator[LocalSymmetry]:
     """The bias of a layer against the biases of those that read what it is added to."""
     if not first.bias or isinstance(first.module, Convolution):
         return
@@ -89,7 +89,9 @@ def _offsets(first: Watched, later: list[Watched]) -> Iterator[Family]:
     names = (key_of(first, "bias"),)
     for readers in ([reads] if len(reads) == 1 else [reads, reads[:1]]) if reads else []:
 
-        def shift(weights: Weights, generator: torch.Generator, readers: list[Watched] = readers) -> Weights:
+        def shift(
+            weights: Weights, generator: torch.Generator, readers: list[LayerStatistics] = readers
+        ) -> Weights:
             drawn = torch.randn(first.outputs, generator=generator, dtype=torch.float64)
             step = drawn.to(weights[names[0]].device) * (STEP + weights[names[0]].abs().mean())
             changed = {names[0]: weights[names[0]] + step}
@@ -98,10 +100,10 @@ def _offsets(first: Watched, later: list[Watched]) -> Iterator[Family]:
                 changed[key] = weights[key] - weight @ step
             return changed
 
-        yield Family("offsets", first.name, names, shift, lambda: offset_size(first))
+        yield LocalSymmetry("offsets", first.name, names, shift, lambda: offset_size(first))
 
 
-def _neurons(first: Watched, second: Watched) -> Iterator[Family]:
+def _neurons(first: LayerStatistics, second: LayerStatistics) -> Iterator[LocalSymmetry]:
     """Scales of neurons or channels, and whole changes of basis where nothing lies between two layers."""
     columns = columns_of(first.outputs, second)
     if columns is None:
@@ -119,11 +121,11 @@ def _neurons(first: Watched, second: Watched) -> Iterator[Family]:
 
     first_parameters = parameters_of(first)
     if columns == 1 and first.groups == second.groups == 1 and not isinstance(second.module, Convolution):
-        yield Family("changes of basis", first.name, first_parameters, mix, lambda: basis_size(first))
-    yield Family("neuron scales", first.name, first_parameters, scale, lambda: scale_size(first))
+        yield LocalSymmetry("changes of basis", first.name, first_parameters, mix, lambda: basis_size(first))
+    yield LocalSymmetry("neuron scales", first.name, first_parameters, scale, lambda: scale_size(first))
 
 
-def _into_norm(first: Watched, name: str, norm: nn.Module) -> Iterator[Family]:
+def _into_norm(first: LayerStatistics, name: str, norm: nn.Module) -> Iterator[LocalSymmetry]:
     """Channels before a batch normalisation in evaluation mode, whose gain and offset can undo any unit."""
     mean, variance = getattr(norm, "running_mean", None), getattr(norm, "running_var", None)
     if (
@@ -143,12 +145,12 @@ def _into_norm(first: Watched, name: str, norm: nn.Module) -> Iterator[Family]:
         return rows_times(first, weights, factor) | {f"{name}.weight": new, f"{name}.bias": moved}
 
     first_parameters = parameters_of(first)
-    yield Family(
+    yield LocalSymmetry(
         "channel units", first.name, first_parameters, scale, lambda: scale_size(first, shift=first.bias)
     )
 
 
-def _out_of_norm(name: str, norm: nn.Module, readers: list[Watched]) -> Iterator[Family]:
+def _out_of_norm(name: str, norm: nn.Module, readers: list[LayerStatistics]) -> Iterator[LocalSymmetry]:
     """Gains (and offsets) of a norm against the columns (and biases) of the layers that read it."""
     gain: Tensor = norm.weight  # type: ignore[assignment]
     width = gain.numel()
@@ -180,53 +182,53 @@ def _out_of_norm(name: str, norm: nn.Module, readers: list[Watched]) -> Iterator
         return draw
 
     if has_offset and all(r.bias for r in readers):
-        yield Family("norm gains and offsets", name, names, change(True), lambda: live + width)
-    yield Family("norm gains", name, names, change(False), lambda: live)
+        yield LocalSymmetry("norm gains and offsets", name, names, change(True), lambda: live + width)
+    yield LocalSymmetry("norm gains", name, names, change(False), lambda: live)
 
 
 STEP = 0.2
 """Typical relative size of a trial change: large, so that invariance is not mistaken for flatness."""
 
 
-def key_of(layer: Watched, kind: str) -> str:
+def key_of(layer: LayerStatistics, kind: str) -> str:
     """The name of a layer's weight or bias in the network."""
     return f"{layer.name}.{kind}" if layer.name else kind
 
 
-def parameters_of(layer: Watched) -> tuple[str, ...]:
+def parameters_of(layer: LayerStatistics) -> tuple[str, ...]:
     """Names of a layer's parameters in the network."""
     return tuple(key_of(layer, kind) for kind in (("weight", "bias") if layer.bias else ("weight",)))
 
 
-def weight_of(layer: Watched, weights: Weights) -> tuple[str, Tensor]:
+def weight_of(layer: LayerStatistics, weights: Weights) -> tuple[str, Tensor]:
     """The name of a layer's weight and the weight as a matrix, outputs first."""
     key = key_of(layer, "weight")
     stored = weights[key]
     return key, stored.T if type(layer.module).__name__ == "Conv1D" else stored.flatten(1)
 
 
-def as_stored(layer: Watched, matrix: Tensor) -> Tensor:
+def as_stored(layer: LayerStatistics, matrix: Tensor) -> Tensor:
     """A matrix in the form the layer keeps it in."""
     if type(layer.module).__name__ == "Conv1D":
         return matrix.T
     return matrix.reshape(next(layer.module.parameters(recurse=False)).shape)
 
 
-def rows_times(layer: Watched, weights: Weights, factor: Tensor) -> Weights:
+def rows_times(layer: LayerStatistics, weights: Weights, factor: Tensor) -> Weights:
     """Every output of a layer in another unit."""
     key, weight = weight_of(layer, weights)
     changed = {key: as_stored(layer, weight * factor[:, None])}
     return changed | ({key_of(layer, "bias"): weights[key_of(layer, "bias")] * factor} if layer.bias else {})
 
 
-def rows_mixed(layer: Watched, weights: Weights, there: Tensor) -> Weights:
+def rows_mixed(layer: LayerStatistics, weights: Weights, there: Tensor) -> Weights:
     """The outputs of a layer in another basis."""
     key, weight = weight_of(layer, weights)
     changed = {key: as_stored(layer, there @ weight)}
     return changed | ({key_of(layer, "bias"): there @ weights[key_of(layer, "bias")]} if layer.bias else {})
 
 
-def columns_times(layer: Watched, weights: Weights, factor: Tensor, per: int) -> Weights:
+def columns_times(layer: LayerStatistics, weights: Weights, factor: Tensor, per: int) -> Weights:
     """Columns scaled by what they read; ``per`` columns (positions of a flattened map, a kernel) per input."""
     key, weight = weight_of(layer, weights)
     if layer.groups > 1:
@@ -235,7 +237,7 @@ def columns_times(layer: Watched, weights: Weights, factor: Tensor, per: int) ->
     return {key: as_stored(layer, weight * factor.repeat_interleave(per)[None, :])}
 
 
-def columns_of(width: int, reader: Watched) -> int | None:
+def columns_of(width: int, reader: LayerStatistics) -> int | None:
     """How many columns of a layer belong to each of ``width`` inputs; ``None`` where it cannot read them."""
     if isinstance(reader.module, Convolution):
         fits = reader.module.in_channels == width
@@ -244,18 +246,18 @@ def columns_of(width: int, reader: Watched) -> int | None:
     return columns // width if width and columns % width == 0 else None
 
 
-def weight_device(layer: Watched) -> torch.device:
+def weight_device(layer: LayerStatistics) -> torch.device:
     """Where a layer's weights are."""
     return next(layer.module.parameters(recurse=False)).device
 
 
-def scales(size: int, generator: torch.Generator, layer: Watched) -> Tensor:
+def scales(size: int, generator: torch.Generator, layer: LayerStatistics) -> Tensor:
     """Random positive factors around one."""
     drawn = torch.randn(size, generator=generator, dtype=torch.float64)
     return (STEP * drawn).exp().to(weight_device(layer))
 
 
-def mixing(size: int, generator: torch.Generator, layer: Watched) -> Tensor:
+def mixing(size: int, generator: torch.Generator, layer: LayerStatistics) -> Tensor:
     """A random invertible matrix near the identity."""
     drawn = torch.randn(size, size, generator=generator, dtype=torch.float64)
     step = STEP * drawn / max(1.0, size**0.5)
@@ -263,7 +265,7 @@ def mixing(size: int, generator: torch.Generator, layer: Watched) -> Tensor:
     return rotation
 
 
-def scale_size(layer: Watched, *, shift: bool = False) -> int:
+def scale_size(layer: LayerStatistics, *, shift: bool = False) -> int:
     """Rows scaled one by one (and shifted), beyond the layer's own freedom."""
     each = layer.outputs // layer.groups
     matrix, total = layer.matrix(), 0
@@ -279,25 +281,25 @@ def scale_size(layer: Watched, *, shift: bool = False) -> int:
     return total
 
 
-def basis_size(layer: Watched) -> int:
+def basis_size(layer: LayerStatistics) -> int:
     """All changes of basis of the outputs."""
     return seen_rank(layer, range(layer.outputs)) * layer.jacobians[0].range().low
 
 
-def head_size(layer: Watched, heads: int, *, constant: bool = False) -> int:
+def head_size(layer: LayerStatistics, heads: int, *, constant: bool = False) -> int:
     """Changes of basis inside each head."""
     width = layer.outputs // heads
     blocks = [range(h * width, (h + 1) * width) for h in range(heads)]
     return beyond(layer, blocks, head_sizes(layer, blocks, constant=constant))
 
 
-def head_sizes(layer: Watched, blocks: list[range], *, constant: bool) -> list[int]:
+def head_sizes(layer: LayerStatistics, blocks: list[range], *, constant: bool) -> list[int]:
     """The same for given blocks of rows, each by itself."""
     return [seen_rank(layer, b, constant=constant) * layer.jacobians[0].range(b).low for b in blocks]
 
 
 def beyond(
-    layer: Watched, blocks: list[range], own: list[int], heard: int | None = None, rest: int = 0
+    layer: LayerStatistics, blocks: list[range], own: list[int], heard: int | None = None, rest: int = 0
 ) -> int:
     """What changes inside blocks of rows leave free beyond the layer's own freedom, where blocks may overlap.
 
@@ -310,7 +312,7 @@ def beyond(
     return max(0, activation_rank * (all_ if heard is None else heard) - used)
 
 
-def offset_size(layer: Watched) -> int:
+def offset_size(layer: LayerStatistics) -> int:
     """Offsets of all outputs."""
     return layer.jacobians[0].range().low
 
@@ -322,7 +324,7 @@ def _added(terms: Iterable[Tensor]) -> Tensor:
     return first
 
 
-def rotary_size(layer: Watched, heads: int, pairs: list[tuple[int, int]]) -> int:
+def rotary_size(layer: LayerStatistics, heads: int, pairs: list[tuple[int, int]]) -> int:
     """Scalings and turns of pairs of coordinates: two directions a pair, counted by their own inner products."""
     width = layer.outputs // heads
     projected = layer.activations[0].matrix @ layer.matrix().T
@@ -354,7 +356,7 @@ def rotary_size(layer: Watched, heads: int, pairs: list[tuple[int, int]]) -> int
     return beyond(layer, blocks, sizes)
 
 
-def seen_rank(layer: Watched, block: range, *, constant: bool = False) -> int:
+def seen_rank(layer: LayerStatistics, block: range, *, constant: bool = False) -> int:
     """Rank of what some outputs of a layer are on the data (with the constant); a lower bound."""
     factor = layer.activations[0]
     weight = layer.matrix()[list(block)]

@@ -19,7 +19,7 @@ import numpy as np
 from strati.core.results import Flag, Result
 from strati.landscape.llc import tuning
 from strati.landscape.llc.config import FULL_DATA, LLCConfig
-from strati.landscape.llc.extrapolate import Limit, agreeing, extrapolate
+from strati.landscape.llc.extrapolate import Limit, consistent_rungs, extrapolate
 from strati.landscape.llc.traces import Traces, control_variate_mean, ess, rhat, standard_error
 
 if TYPE_CHECKING:
@@ -317,7 +317,7 @@ def _limit(
         return None, refusal.text
     if traces.main == len(ladder) - 1:
         return None, "one temperature was sampled, so there is no limit for large nbeta"
-    usable = ladder[: agreeing(traces)]
+    usable = ladder[: consistent_rungs(traces)]
     hottest = float(traces.nbeta[0]) if traces.global_start else None
     limit = extrapolate(*np.array(usable, dtype=float).reshape(-1, 3).T, hottest=hottest)
     if not isinstance(limit, Limit):
@@ -351,7 +351,7 @@ def _off_minimum(traces: Traces) -> tuple[Flag | None, float]:
         nbeta * lowest <= max(2.0 * traces.parameters, 10.0)
         and nbeta * (descent - lowest) <= tuning.OFF_MINIMUM
     )
-    held = math.inf if around is None or not around.minimum else around.held_back(nbeta, traces.gamma)
+    held = math.inf if around is None or not around.minimum else around.localisation_bias(nbeta, traces.gamma)
     if near and held <= tuning.HELD_BACK * abs(value) + tuning.OFF_MINIMUM:
         text = (
             f"the parameters are not at the minimum: a loss lower by {lowest:.3g} lies nearby "

@@ -9,7 +9,8 @@ less than a share of the way from the coldest value. Where nothing fits, or the 
 no limit.
 
 Chains that come down a ladder and get caught on the way agree with one another for a long time. But the draws of one
-temperature, reweighted, must give the mean of the next colder one: :func:`agreeing` counts the temperatures that do.
+temperature, reweighted, must give the mean of the next colder one: :func:`consistent_rungs` counts the temperatures
+that do.
 """
 
 from __future__ import annotations
@@ -201,7 +202,7 @@ def _average(fits: list[_LadderFits]) -> Limit:
     return Limit(mean, tuning.LIMIT_WIDENING * float(np.sqrt(variance)), max(shares, key=lambda m: shares[m]))
 
 
-def agreeing(traces: Traces) -> int:
+def consistent_rungs(traces: Traces) -> int:
     """How many temperatures, from the hottest on, have mixed and agree with those before; all where it cannot be told.
 
     Examples:
@@ -210,7 +211,7 @@ def agreeing(traces: Traces) -> int:
         >>> from strati.landscape.llc.llc import draw
         >>> point = torch.zeros(2, dtype=torch.float64)
         >>> traces = draw(lambda w: (w**2).sum(), point, LLCConfig(chains=8, draws=50, coldest=1e6, ladder=True))
-        >>> agreeing(traces) == len(traces.nbeta)
+        >>> consistent_rungs(traces) == len(traces.nbeta)
         True
     """
     count = len(traces.nbeta)

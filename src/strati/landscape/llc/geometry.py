@@ -210,7 +210,7 @@ def _nudged(theta: Tensor, precision: float | None = None) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class LocalGeometry:
     """What is known about the place where the coefficient is asked for.
 
     Attributes:
@@ -242,13 +242,13 @@ class Surroundings:
             return None, None
         return self.rank.low / 2, (self.parameters + self.rank.high) / 4
 
-    def held_back(self, nbeta: float, gamma: float) -> float:
+    def localisation_bias(self, nbeta: float, gamma: float) -> float:
         """What the localisation adds to ``nbeta (<L> - L_min)`` because it is centred beside the minimum."""
         pull = gamma / (nbeta * self.curvature + gamma)
         return float(nbeta / 2 * (self.curvature * pull**2 * self.displacement).sum())
 
 
-def surroundings(potential: Potential, theta: Tensor, seconds: float = math.inf) -> Surroundings | None:
+def local_geometry(potential: Potential, theta: Tensor, seconds: float = math.inf) -> LocalGeometry | None:
     """Look around ``theta``; ``None`` for more parameters or a dearer loss than allow it, or single precision.
 
     Args:
@@ -257,16 +257,16 @@ def surroundings(potential: Potential, theta: Tensor, seconds: float = math.inf)
         seconds: That it may take by the cost model, if that is less than usual.
 
     Examples:
-        >>> found = surroundings(lambda w: w[0] ** 2 + w[1] ** 4, torch.zeros(2, dtype=torch.float64))
+        >>> found = local_geometry(lambda w: w[0] ** 2 + w[1] ** 4, torch.zeros(2, dtype=torch.float64))
         >>> found.rank, found.exact, found.range
         (NumericalRank(low=1, high=1), None, (0.5, 0.75))
-        >>> surroundings(lambda w: (w**2).sum(), torch.zeros(2, dtype=torch.float64)).exact
+        >>> local_geometry(lambda w: (w**2).sum(), torch.zeros(2, dtype=torch.float64)).exact
         1.0
     """
     size = theta.numel()
     if theta.dtype != torch.float64 or size > tuning.DENSE_LIMIT:
         return None
-    look = _Look(potential, theta)
+    look = _LocalDerivatives(potential, theta)
     behavioural = isinstance(potential, Objective) and potential.behavioural
     budget = min(tuning.BUDGET, seconds)
     if not look.differentiable or 8 * look.seconds > budget:
@@ -283,7 +283,7 @@ def surroundings(potential: Potential, theta: Tensor, seconds: float = math.inf)
         return _unknown(size, smooth, minimum=False)
 
 
-def with_rank(around: Surroundings, objective: Objective) -> Surroundings:
+def with_rank(around: LocalGeometry, objective: Objective) -> LocalGeometry:
     """The least rank that the Gauss-Newton matrix shows, where a more exact one takes too long."""
     if not (around.smooth and around.minimum and objective.behavioural):
         return around
@@ -301,28 +301,28 @@ def _rank_seconds(objective: Objective, size: int) -> float:
     return tuning.SECONDS_PER_RANK * sides[0] ** 2 * sides[1]
 
 
-def _unknown(size: int, smooth: bool, *, minimum: bool) -> Surroundings:
-    return Surroundings(size, smooth, minimum, None, None, 0.0, np.zeros(0), np.zeros(0))
+def _unknown(size: int, smooth: bool, *, minimum: bool) -> LocalGeometry:
+    return LocalGeometry(size, smooth, minimum, None, None, 0.0, np.zeros(0), np.zeros(0))
 
 
-def _behavioural(objective: Objective, theta: Tensor, smooth: bool) -> Surroundings:
+def _behavioural(objective: Objective, theta: Tensor, smooth: bool) -> LocalGeometry:
     """The network as it is has the least loss there can be; the Hessian's rank is that of the Jacobian."""
     rank = jacobian_rank(objective, theta) if smooth else None
     exact = None
     if rank is not None and rank.known and _constant(objective, theta, rank.low):
         exact = rank.low / 2
-    return Surroundings(len(theta), smooth, True, rank, exact, 0.0, np.zeros(0), np.zeros(0))
+    return LocalGeometry(len(theta), smooth, True, rank, exact, 0.0, np.zeros(0), np.zeros(0))
 
 
-def _general(potential: Potential, look: _Look, smooth: bool) -> Surroundings:
+def _general(potential: Potential, look: _LocalDerivatives, smooth: bool) -> LocalGeometry:
     theta, size = look.theta, look.theta.numel()
     reached = look.descend(theta)
-    hessian = hessian_rank(look.hessian, reached.point, look.as_good(reached))
+    hessian = hessian_rank(look.hessian, reached.point, look.equivalent_minima(reached))
     if hessian.negative:
         values, vectors = torch.linalg.eigh(look.hessian(reached.point))
         aside = reached.point + 1e-3 * look.size * vectors[:, 0]
         reached = look.descend(aside, reached.value)
-        return Surroundings(
+        return LocalGeometry(
             size, smooth, False, None, None, look.start - reached.value, np.zeros(0), np.zeros(0)
         )
     rank, exact = hessian.rank, None
@@ -342,7 +342,7 @@ def _general(potential: Potential, look: _Look, smooth: bool) -> Surroundings:
     ):
         exact = rank.low / 2
     values, vectors = torch.linalg.eigh(look.hessian(reached.point))
-    return Surroundings(
+    return LocalGeometry(
         parameters=size,
         smooth=smooth,
         minimum=reached.converged,
@@ -394,7 +394,7 @@ class _Reached(NamedTuple):
     converged: bool
 
 
-class _Look:
+class _LocalDerivatives:
     """A loss near a point: slopes, Hessians, the way down."""
 
     def __init__(self, potential: Potential, theta: Tensor) -> None:
@@ -510,7 +510,7 @@ class _Look:
                 damping = max(10 * damping, 1e-6 * float(values.abs().max()))
         return _Reached(point, min(value, known), converged)
 
-    def as_good(self, reached: _Reached) -> list[Tensor]:
+    def equivalent_minima(self, reached: _Reached) -> list[Tensor]:
         """Places that cannot be told from the minimum: one Newton step on, and as far as rounding of the loss hides."""
         if not bool(self.slope(self.theta).any()) and bool((reached.point == self.theta).all()):
             return []  # the slope vanishes exactly where it should

@@ -1,6 +1,6 @@
 """Metropolis-corrected Hamiltonian Monte Carlo, all chains and temperatures in one batch.
 
-A trajectory (:class:`Walk`) follows the Gaussian that the posterior would be, were the loss quadratic, exactly (a
+A trajectory (:class:`HMCKernel`) follows the Gaussian that the posterior would be, were the loss quadratic, exactly (a
 rotation of offset and momentum), and is kicked by what the loss adds to it. Thousands of directions that the loss
 does not feel then cost no accuracy, and the step is as long as the few that it does feel allow. Coordinates are the
 eigenbasis of the curvature at the minimum or, for chains that start there, where they have come to.
@@ -48,7 +48,7 @@ class Adaptation(NamedTuple):
     scale: Tensor
 
 
-class Walk:
+class HMCKernel:
     """The moves. Holds the random stream and counts gradients."""
 
     def __init__(self, target: LocalPosterior, plan: SamplingPlan) -> None:
@@ -131,13 +131,13 @@ class Walk:
         accept = self.uniform(shape[0], shape[1]).log() < log_ratio.nan_to_num(-math.inf)
         return _where(accept, new, state)
 
-    def leap(self, state: Replicas, nbeta: Tensor) -> Replicas:
+    def mode_jump(self, state: Replicas, nbeta: Tensor) -> Replicas:
         """What gets a few parameters from one part of a valley to another: collapsed moves, or factors of any size."""
         if not self.few:
             return state
         if self.collapsed is None:
             return self.rescale(state, nbeta)
-        self.gradients += self.target.cost.leap * state.excess.numel()
+        self.gradients += self.target.cost.mode_jump * state.excess.numel()
         return Replicas(*self.collapsed.move(*state, nbeta))
 
     def exchange(self, state: Replicas, nbeta: Tensor, first: int) -> Replicas:
@@ -155,7 +155,7 @@ class Walk:
             state.offset.gather(0, wide), state.excess.gather(0, source), state.slope.gather(0, wide)
         )
 
-    def rescue(self, state: Replicas, recent: Tensor) -> Replicas:
+    def replace_stuck(self, state: Replicas, recent: Tensor) -> Replicas:
         """Replace chains that annealing left behind in a worse minimum by copies of others.
 
         Ordinary resampling would also punish chains for the fluctuation of the moment and soon leave one
@@ -211,7 +211,7 @@ class Walk:
         stiffness = (tuning.STIFFER_LARGE if self.large else 1.0) * self.target.curvature
         return 1 / torch.sqrt(nbeta[:, None] * stiffness + self.target.gamma)
 
-    def lengthen(self, adaptation: Adaptation) -> int:
+    def adapt_length(self, adaptation: Adaptation) -> int:
         """Without exchange, fit trajectories to the step found, and return how many draws the budget then allows.
 
         A step of one crosses a quadratic valley; curved ones force short steps, and only long trajectories
@@ -260,8 +260,8 @@ class Walk:
             wide = self.wide(i)
             state, chance = self.trajectory(state, nbeta, Adaptation(log_step, adaptation.scale), wide=wide)
             if not wide:
-                log_step = steered(log_step, chance - self.aim, 1 / (1 + i / 8))
-            state = self.leap(state, nbeta)
+                log_step = adapt_step(log_step, chance - self.aim, 1 / (1 + i / 8))
+            state = self.mode_jump(state, nbeta)
             offsets.append(state)
         self.rounds += len(offsets)
         recent = offsets[len(offsets) // 3 :]
@@ -271,7 +271,7 @@ class Walk:
         return state, Adaptation(log_step, scale), torch.stack([s.excess[0] for s in recent])
 
 
-def steered(log_step: Tensor, surplus: Tensor, rate: float) -> Tensor:
+def adapt_step(log_step: Tensor, surplus: Tensor, rate: float) -> Tensor:
     """A longer step where more moves are accepted than need be, a shorter one where fewer are."""
     return (log_step + rate * surplus).clamp(max=math.log(tuning.LONGEST_STEP))
 
@@ -308,11 +308,11 @@ def sample_hmc(
         (8, 50)
     """
     clock = clock or Clock()
-    walk = Walk(target, plan)
+    walk = HMCKernel(target, plan)
     return _exchange(walk, tick, clock) if plan.exchange else _local(walk, tick, clock)
 
 
-def _exchange(walk: Walk, tick: Tick, clock: Clock) -> Traces:
+def _exchange(walk: HMCKernel, tick: Tick, clock: Clock) -> Traces:
     """Anneal from the localisation alone to the coldest temperature, then sample the whole ladder together."""
     target, plan, nbeta = walk.target, walk.plan, walk.plan.nbeta
     coldest = plan.ladder[-1] if plan.ladder else nbeta
@@ -344,7 +344,7 @@ def _exchange(walk: Walk, tick: Tick, clock: Clock) -> Traces:
     return _record(walk, together, target.theta.new_tensor(ladder), joint, ladder.index(nbeta), stopping)[0]
 
 
-def _local(walk: Walk, tick: Tick, clock: Clock) -> Traces:
+def _local(walk: HMCKernel, tick: Tick, clock: Clock) -> Traces:
     """Start at the minimum, sample the first temperature, then cool and sample the others in turn."""
     plan, theta = walk.plan, walk.target.theta
     parts: list[Traces] = []
@@ -358,7 +358,7 @@ def _local(walk: Walk, tick: Tick, clock: Clock) -> Traces:
         while level < rung:  # a plain number: a tensor of single precision may never reach the rung
             level = min(rung, (4 if walk.large else 2) * level)
             following = theta.new_tensor([level])
-            state = walk.rescue(state, energies)
+            state = walk.replace_stuck(state, energies)
             shrink = walk.quadratic_scales(following) / walk.quadratic_scales(current)
             # Stiff directions shrink with the temperature; what is not quadratic settles afterwards.
             offset = walk.target.unrotate(walk.target.rotate(state.offset) * shrink[:, None, :])
@@ -383,13 +383,13 @@ def _local(walk: Walk, tick: Tick, clock: Clock) -> Traces:
             break
         if clock.timed:
             draws = parts[0].draws
-        walk.lengthen(adaptation)
+        walk.adapt_length(adaptation)
     names = ("nbeta", "excess", "spread", "controls", "acceptance")
     joint: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
     return replace(parts[0], **joint, gradients=parts[-1].gradients, warmup=warmup)
 
 
-def _warm_up(walk: Walk, nbeta: Tensor, clock: Clock) -> tuple[Replicas, Adaptation, Tensor, int]:
+def _warm_up(walk: HMCKernel, nbeta: Tensor, clock: Clock) -> tuple[Replicas, Adaptation, Tensor, int]:
     """Move from the minimum until the chains are no longer on their way out; returns how many draws to keep, too.
 
     The loss settles long before the distance does, and falls or rises with it: chains that are still on their way are
@@ -411,7 +411,7 @@ def _warm_up(walk: Walk, nbeta: Tensor, clock: Clock) -> tuple[Replicas, Adaptat
         adaptation = walk.adapt(state, nbeta, adaptation) if history else adaptation
         rounds = min(tuning.STAGE_ROUNDS, math.inf if length is None else length - walk.rounds)
         state, adaptation, energies = walk.settle(state, nbeta, adaptation, int(rounds), over)
-        draws = walk.lengthen(adaptation)
+        draws = walk.adapt_length(adaptation)
         distances = (state.offset[0] ** 2).sum(-1).double()
         distance, error = float(distances.mean()), float(distances.std()) / math.sqrt(walk.chains)
         history.append(distance)
@@ -426,7 +426,7 @@ def _warm_up(walk: Walk, nbeta: Tensor, clock: Clock) -> tuple[Replicas, Adaptat
 
 
 def _record(
-    walk: Walk, state: Replicas, nbeta: Tensor, adaptation: Adaptation, main: int, stopping: Stopping
+    walk: HMCKernel, state: Replicas, nbeta: Tensor, adaptation: Adaptation, main: int, stopping: Stopping
 ) -> tuple[Traces, Replicas]:
     """Finish the warm-up at all temperatures together, then keep draws until they are enough."""
     target, plan = walk.target, walk.plan
@@ -445,9 +445,9 @@ def _record(
         wide = walk.wide(i)
         state, chance = walk.trajectory(state, nbeta, Adaptation(log_step, adaptation.scale), wide=wide)
         if i < warmup and not wide:
-            log_step = steered(log_step, chance - walk.aim, 1 / math.sqrt(1 + i / 2))
+            log_step = adapt_step(log_step, chance - walk.aim, 1 / math.sqrt(1 + i / 2))
         for _ in range(2 if walk.collapsed is None else 1):
-            state = walk.leap(state, nbeta)
+            state = walk.mode_jump(state, nbeta)
         state = walk.exchange(state, nbeta, i % 2)
         i += 1
         if i <= warmup:

@@ -26,10 +26,10 @@ from strati.io.to_module import as_module
 from strati.landscape.llc import tuning
 from strati.landscape.llc.config import LLCConfig, Sampler
 from strati.landscape.llc.estimate import LearningCoefficient, estimate
-from strati.landscape.llc.geometry import NumericalRank, Surroundings, surroundings, with_rank
+from strati.landscape.llc.geometry import LocalGeometry, NumericalRank, local_geometry, with_rank
 from strati.landscape.llc.gibbs import sample_gibbs
 from strati.landscape.llc.hmc import sample_hmc
-from strati.landscape.llc.loss_structure import condensed
+from strati.landscape.llc.loss_structure import moment_matched_data
 from strati.landscape.llc.parts import (
     Head,
     PartCoefficients,
@@ -255,9 +255,9 @@ def sample(
         (4, 20)
     """
     clock = clock or Clock(config.seconds)
-    reduced = condensed(potential)
+    reduced = moment_matched_data(potential)
     check_point(reduced, theta)
-    around = surroundings(reduced, theta, tuning.GEOMETRY_SHARE * clock.left)
+    around = local_geometry(reduced, theta, tuning.GEOMETRY_SHARE * clock.left)
     known = around is not None and around.exact is not None
     planned = sampling_plan(potential, theta, config, clock, reduced=reduced, limit_known=known)
     traces = run(potential, theta, planned, tick, clock, observer)
@@ -276,7 +276,7 @@ def draw(
 ) -> Traces:
     """The draws alone, without a look at the surroundings."""
     clock = clock or Clock(config.seconds)
-    planned = sampling_plan(potential, theta, config, clock, reduced=condensed(potential))
+    planned = sampling_plan(potential, theta, config, clock, reduced=moment_matched_data(potential))
     return run(potential, theta, planned, tick, clock, observer)
 
 
@@ -345,7 +345,7 @@ def load_traces(path: str | Path) -> Traces:
     if around is not None:
         rank = None if around["rank"] is None else NumericalRank(*around["rank"])
         places = {name: np.array(around.pop(name), dtype=float) for name in ("curvature", "displacement")}
-        around = Surroundings(**{**around, "rank": rank, **places})
+        around = LocalGeometry(**{**around, "rank": rank, **places})
     if scalars.get("plan") is not None:
         scalars["plan"] = SamplingPlan(**scalars["plan"])
     names = [name for name in stored.posterior.data_vars if name not in ("llc", "loss", "distance")]

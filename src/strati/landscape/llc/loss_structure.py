@@ -3,7 +3,7 @@
 A layer of a deep linear network is a quadratic block, the last layer of any network under squared errors, and ``w1`` of
 ``w1^2 w2^4``. Blocks are not declared but detected by differences of the potential.
 If every parameter gives ``f(x) = A x + b``, then ``mean ||f(x) - y||^2`` depends on the data by their first and second
-moments alone, and a few points with the same moments replace all data (:func:`condensed`).
+moments alone, and a few points with the same moments replace all data (:func:`moment_matched_data`).
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def batchable(potential: Potential, theta: Tensor) -> bool:
     return True
 
 
-def condensed(objective: P) -> P | Objective:
+def moment_matched_data(objective: P) -> P | Objective:
     """The same loss over ``2 (d_in + d_out)`` data instead of ``n``, or the objective itself.
 
     With ``k = d_in + d_out`` and ``R`` the triangular factor of the centred ``[X, Y]``, the points are
@@ -146,7 +146,7 @@ def condensed(objective: P) -> P | Objective:
         >>> from strati.landscape.objective import objective as of
         >>> x, y = torch.randn(500, 3).double(), torch.randn(500, 2).double()
         >>> whole = of(torch.nn.Linear(3, 2).double(), "mse", (x, y))
-        >>> few = condensed(whole)
+        >>> few = moment_matched_data(whole)
         >>> few.rows, few.count, bool(abs(few(few.flat.theta) / whole(few.flat.theta) - 1) < 1e-12)
         (10, 500, True)
     """
@@ -188,12 +188,12 @@ def _affine(objective: Objective, x: Tensor) -> bool:
 class GradientCost(NamedTuple):
     """Seconds per batched gradient, and per replica in it, on a machine of 2020: a model, hence reproducible.
 
-    ``leap`` is how many gradients a move from one part of a valley to another takes.
+    ``mode_jump`` is how many gradients a move from one part of a valley to another takes.
     """
 
     call: float
     replica: float
-    leap: int = 1
+    mode_jump: int = 1
 
 
 def collapsed_gradients(width: int) -> int:

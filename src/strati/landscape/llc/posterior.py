@@ -355,7 +355,7 @@ def local_posterior(potential: Potential, theta: Tensor, gamma: float) -> LocalP
     largest = largest_quadratic(potential, theta) if theta.numel() <= tuning.VIRIAL_LIMIT else ()
     quadratic = largest if len(largest) < theta.numel() else ()
     cost = gradient_cost(potential, theta, turning=rotation.cost)
-    cost = cost._replace(leap=collapsed_gradients(len(quadratic))) if quadratic else cost
+    cost = cost._replace(mode_jump=collapsed_gradients(len(quadratic))) if quadratic else cost
     return LocalPosterior(
         potential, theta, gamma, baseline, rotation, curvature, blocks, cost, quadratic, evaluate
     )

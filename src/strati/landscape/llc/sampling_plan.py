@@ -334,8 +334,8 @@ class Amount(NamedTuple):
         moves = (1 + self.leapfrog) / 2
         if self.exchange:
             together = tuning.EXCHANGED_ABOUT * self.chains
-            down = tuning.EXCHANGED_ABOUT * 2 * tuning.ANNEAL * (moves + cost.leap)
-            sampling = (warmup + self.draws) * (moves + max(2, cost.leap))
+            down = tuning.EXCHANGED_ABOUT * 2 * tuning.ANNEAL * (moves + cost.mode_jump)
+            sampling = (warmup + self.draws) * (moves + max(2, cost.mode_jump))
             crowd = cost.call + tuning.CROWD * self.chains * cost.replica
             return down * crowd + sampling * (cost.call + together * cost.replica)
         rounds = rungs or (tuning.RUNGS_ABOUT if self.ladder else 1)
@@ -385,7 +385,7 @@ def hmc_amount(config: LLCConfig, size: int, cost: GradientCost, *, rungs: int |
     leapfrog = config.leapfrog or (6 if small else 20 if large else 10)
     ladders = ([False] if large else [True, False]) if config.ladder is None else [config.ladder]
     # Where some parameters can be integrated out, few chains go far.
-    sizes = ((32, 200), (16, 150)) if cost.leap == 1 else ((32, 160), (16, 120), (8, 120))
+    sizes = ((32, 200), (16, 150)) if cost.mode_jump == 1 else ((32, 160), (16, 120), (8, 120))
     exchanged = [Amount(c, d, leapfrog, True, ladders[0]) for c, d in sizes]
     local = [
         Amount(c, d, leapfrog, False, ladder)

@@ -29,7 +29,7 @@ from strati.landscape.llc import tuning
 from strati.landscape.llc.config import FULL_DATA, LLCConfig, Sampler
 from strati.landscape.llc.estimate import estimate, impossible, mixed
 from strati.landscape.llc.llc import draw, run
-from strati.landscape.llc.loss_structure import condensed
+from strati.landscape.llc.loss_structure import moment_matched_data
 from strati.landscape.llc.posterior import curvature_spectrum, default_gamma, kronecker, local_posterior
 from strati.landscape.llc.sampling_plan import Clock, choose_sampler, hmc_amount, sampling_plan
 from strati.landscape.objective import (
@@ -362,7 +362,7 @@ def effective_parameters(
     dtype = torch.float64 if sum(p.numel() for p in model.parameters()) <= tuning.DENSE_LIMIT else None
     mean_loss = objective(model, loss, data, dtype=dtype)
     epsilons = _scales(scales, mean_loss)
-    function = condensed(mean_loss)
+    function = moment_matched_data(mean_loss)
     curvature = curvature_spectrum(function)
     theta = function.flat.theta
     settings = dataclasses.replace(settings, gamma=settings.gamma or default_gamma(theta))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from strati.core.results import FloatArray
-    from strati.landscape.llc.geometry import Surroundings
+    from strati.landscape.llc.geometry import LocalGeometry
     from strati.landscape.llc.sampling_plan import SamplingPlan
 
 
@@ -79,7 +79,7 @@ class Traces:
     acceptance: FloatArray
     gradients: int
     global_start: bool
-    around: Surroundings | None = None
+    around: LocalGeometry | None = None
     centre: float | None = None
     warmup: int = 0
     on_data: bool = False

@@ -18,7 +18,7 @@ import torch
 from strati.core.results import Flag
 from strati.core.rng import stream
 from strati.landscape.basis.whitening import Moments, MomentStream, triangular
-from strati.landscape.jacobians import Halves, MatrixEstimate
+from strati.landscape.jacobians import MatrixEstimate, SplitHalfEstimate
 from strati.landscape.mlp.sequential import IDENTITY, Chain, ChainStage
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class ChainBackend:
         batch = max(1, _ELEMENTS // (rows * max(self.widths)))
         if not exact:  # two halves at least, so that the error can be told
             batch = min(batch, -(-self.count // 4))
-        sums = [Halves() for _ in range(top)]
+        sums = [SplitHalfEstimate() for _ in range(top)]
         seeds, turn = self._tensor(jacobian)[None], 0
         for _, slopes in self._sweep():
             for start in range(0, ROWS, batch):

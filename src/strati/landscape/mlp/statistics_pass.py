@@ -20,7 +20,7 @@ from torch import Tensor
 from strati.core.errors import BadInputError
 from strati.core.results import Tick, silent
 from strati.core.rng import stream
-from strati.landscape.counts.ranks import Factor, certified, fold, nudged
+from strati.landscape.counts.ranks import Factor, certified, fold, perturb
 from strati.landscape.mlp.sequential import Chain, ChainStage
 
 BATCH_BYTES = 64_000_000
@@ -106,15 +106,15 @@ def batches(chain: Chain, x: Tensor) -> Iterator[Tensor]:
         yield x[start : start + step]
 
 
-def twin_of(chain: Chain, seed: int) -> Chain:
+def perturbed_copy(chain: Chain, seed: int) -> Chain:
     """The chain with every weight moved by a few units in the last place."""
     generator = torch.Generator().manual_seed(seed)
     return Chain(
         tuple(
             replace(
                 s,
-                weight=nudged(s.weight, generator),
-                bias=None if s.bias is None else nudged(s.bias, generator),
+                weight=perturb(s.weight, generator),
+                bias=None if s.bias is None else perturb(s.bias, generator),
             )
             for s in chain.stages
         )
@@ -156,10 +156,10 @@ def _empty(chain: Chain, epsilon: bool, seed: int) -> list[LayerSurvey]:
 
 def _measure_noise(chain: Chain, rows: Tensor, layers: list[LayerSurvey], seed: int) -> None:
     """Columns of activations and Jacobians against those of a twin, which shows how far rounding is amplified."""
-    twin = twin_of(chain, seed)
+    twin = perturbed_copy(chain, seed)
     activations, preactivations = chain.forward(rows)
     slopes = chain.slopes(preactivations)
-    near, inclines = gated_forward(twin, nudged(rows, torch.Generator().manual_seed(seed)), slopes)
+    near, inclines = gated_forward(twin, perturb(rows, torch.Generator().manual_seed(seed)), slopes)
     for index, layer in enumerate(layers):
         bias = layer.stage.bias is not None
         layer.activations.compare(fold(activations[index], bias), fold(near[index], bias))

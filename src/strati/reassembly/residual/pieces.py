@@ -139,7 +139,9 @@ def as_pieces(pieces: object) -> list[Piece]:
     return [_from_value(number or 0, name, value) for number, name, value in items]
 
 
-def sort_out(pieces: Sequence[Piece], *, width: int | None = None, where: object = "pieces") -> PieceSet:
+def assign_roles_by_shape(
+    pieces: Sequence[Piece], *, width: int | None = None, where: object = "pieces"
+) -> PieceSet:
     """Tell the pieces apart by shape: input projections, output projections, the last layer.
 
     With ``n`` blocks of width ``d`` and hidden width ``h`` there are ``n`` pieces of ``h x d``, ``n`` of
@@ -173,7 +175,7 @@ def sort_all(
     layer that shape does not tell from an input projection; only the data can.
 
     Raises:
-        BadInputError: As :func:`sort_out`.
+        BadInputError: As :func:`assign_roles_by_shape`.
     """
     every = pieces
     pieces, norms = _norms_apart(every)
@@ -183,7 +185,7 @@ def sort_all(
     if only_these and (inner == outer or shapes[inner] == shapes[outer] + 1):
         piece_sets = [_with_last(pieces, last, inner) for last in pieces if last.weight.shape == inner]
         return [_with_norms(piece_set, norms, where) for piece_set in piece_sets]
-    return [sort_out(every, width=width, where=where)]
+    return [assign_roles_by_shape(every, width=width, where=where)]
 
 
 def _norms_apart(pieces: Sequence[Piece]) -> tuple[list[Piece], list[Piece]]:

@@ -9,7 +9,7 @@ columns are scaled by :math:`\sqrt{b_{ij}}`: what the weights rule out costs no 
 the one that makes the data likeliest. A few steps, each around the last answer but with the same prior, correct what
 the linear model misses. Rounded to whole pairs, it is improved by :func:`polish`: ordering by regression alternates
 with exchanging pieces and norms between blocks, both predicted by the adjoint and accepted only if
-the true error falls. With few blocks :func:`try_every` tries all arrangements.
+the true error falls. With few blocks :func:`search_all` tries all arrangements.
 """
 
 from __future__ import annotations
@@ -468,7 +468,7 @@ orders of paired blocks (seven)."""
 _FINAL = 16  # of the best on some rows are measured on all
 
 
-def how_many(parts: ResidualWeights, *, paired: bool) -> int:
+def arrangement_count(parts: ResidualWeights, *, paired: bool) -> int:
     """Number of arrangements: of whole blocks if the pieces are paired, of single pieces otherwise.
 
     Examples:
@@ -477,7 +477,7 @@ def how_many(parts: ResidualWeights, *, paired: bool) -> int:
         >>> A = np.ones((4, 3, 2), dtype=np.float32)
         >>> last = A[0, :1], A[0, 0, :1]
         >>> four = ResidualWeights(A, A[:, :, 0], A.transpose(0, 2, 1), A[:, 0], *last, activation("relu"), 4)
-        >>> how_many(four, paired=True), how_many(four, paired=False)
+        >>> arrangement_count(four, paired=True), arrangement_count(four, paired=False)
         (24, 576)
     """
     if paired:
@@ -485,7 +485,7 @@ def how_many(parts: ResidualWeights, *, paired: bool) -> int:
     return math.factorial(2 * parts.blocks) if parts.shared else math.factorial(parts.blocks) ** 2
 
 
-def try_every(
+def search_all(
     parts: ResidualWeights, x: Floats, y: Floats, *, pairs: tuple[Ints, Ints] | None = None, rows: int = 96
 ) -> tuple[Ints, Ints, float]:
     """The arrangement of least mean squared error, and that error.

@@ -349,14 +349,14 @@ def _joint_search(attempt: _Attempt, name: str, proposals: Iterator[Proposal]) -
 
 def _exhaustive(attempt: _Attempt) -> None:
     """Try all arrangements of few blocks: of the pairs if these were asked for, else of the pieces."""
-    from strati.reassembly.residual.search import MOST, MOST_ORDERS, how_many, try_every
+    from strati.reassembly.residual.search import MOST, MOST_ORDERS, arrangement_count, search_all
 
     weights = attempt.weights
-    paired = not attempt.searched or how_many(weights, paired=False) > MOST
-    if how_many(weights, paired=paired) > (MOST_ORDERS if paired else MOST):
+    paired = not attempt.searched or arrangement_count(weights, paired=False) > MOST
+    if arrangement_count(weights, paired=paired) > (MOST_ORDERS if paired else MOST):
         return
     pairs = (attempt.ins, attempt.outs) if paired else None
-    ins, outs, mse = try_every(weights, *attempt.rows, pairs=pairs)
+    ins, outs, mse = search_all(weights, *attempt.rows, pairs=pairs)
     if mse < weights.mse(attempt.ins, attempt.outs, *attempt.rows):
         attempt.replace(ins, outs, mse, "all arrangements")
 
