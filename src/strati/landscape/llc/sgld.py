@@ -151,7 +151,12 @@ def _draw(
                 _observe_from(groups, max(taken, (steps + warmup) // 3 - warmup))
             if taken % (50 * tuning.TIMED_BLOCK) == 0:
                 tick(f"{taken} steps per chain")
-        return min(taken, 2 * (taken + warmup) // 3)
+        if (
+            taken > 2 * warmup and (taken + warmup) % 3 == 2
+        ):  # a number of steps that some number of draws asks for
+            _advance(groups, 1)
+            taken += 1
+        return min(taken, (2 * (taken + warmup) + 1) // 3)
     draws = plan.draws
     _observe_from(groups, _skipped(draws, warmup))
     _advance(groups, draws + _skipped(draws, warmup))
