@@ -62,7 +62,7 @@ class AuditConfig:
         invariant: A metric that changes by less than this share of itself on robust points is invariant.
         strong: |Spearman| from which a metric is said to predict performance.
         separates: Area under the ROC curve from which it is said to tell two kinds apart.
-        false_recommendation_rate: Chance that a study of metrics that have nothing to do with performance recommends any of them.
+        false_recommendation_rate: Probability that a study recommends any metric if none has to do with performance.
     """
 
     robust: float = 0.9
