@@ -24,7 +24,7 @@ from strati.reassembly.reassemble import reassemble  # noqa: E402
 from strati.reassembly.residual.network import stack  # noqa: E402
 from strati.reassembly.residual.order import Seed, seed_order  # noqa: E402
 from strati.reassembly.residual.pairing import pair  # noqa: E402
-from strati.reassembly.residual.pieces import read_pieces, sort_out  # noqa: E402
+from strati.reassembly.residual.pieces import assign_roles_by_shape, read_pieces  # noqa: E402
 from strati_reproductions.dropped_net.open_questions import planted_network  # noqa: E402
 from strati_reproductions.dropped_net.ranking import swap_repair  # noqa: E402
 
@@ -57,7 +57,7 @@ def against_plain_repair(quick: bool) -> None:
         f"solve, until an order without error on 500 rows: {ours:.3f} s CPU, exact {exact}; "
         f"with the errors on all {len(x):,} rows and the search for other orders {total:.3f} s"
     )
-    parts = stack(sort_out(pieces), "relu")
+    parts = stack(assign_roles_by_shape(pieces), "relu")
     pairs = pair(parts)
     target = y[:1000, None]
     for seed in (Seed.FROBENIUS,) if quick else (Seed.FROBENIUS, Seed.DELTA_NORM):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from strati.reassembly.residual.network import ResidualWeights, stack
 from strati.reassembly.residual.pairing import pair
-from strati.reassembly.residual.pieces import as_pieces, sort_out
+from strati.reassembly.residual.pieces import as_pieces, assign_roles_by_shape
 from strati_reproductions.dropped_net import table_one
 from strati_reproductions.dropped_net.open_questions import planted_network
 from strati_reproductions.dropped_net.puzzle import TABLE_1
@@ -19,7 +19,7 @@ from strati_reproductions.dropped_net.ranking import bradley_terry, gaps, swap_r
 @pytest.fixture(scope="module")
 def planted() -> tuple[ResidualWeights, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     pieces, x, y = planted_network(8, rows=200)
-    parts = stack(sort_out(as_pieces(pieces)), "relu")
+    parts = stack(assign_roles_by_shape(as_pieces(pieces)), "relu")
     pairs = pair(parts)
     return parts, pairs.ins, pairs.outs, x, y
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from strati.evaluate.hooks import Site, capture
-from strati.landscape.counts.ranks import Factor, fold, nudged
+from strati.landscape.counts.ranks import Factor, fold, perturb
 from strati.landscape.jacobians import Probes
 from strati.landscape.mlp.sequential import Chain, ChainStage, as_chain
 from strati.landscape.mlp.statistics_pass import backward, gated_forward, output_directions, perturbed_copy
@@ -65,7 +65,7 @@ def test_jacobians_of_a_chain_stay_on_its_device() -> None:
                 assert jacobian.device.type == "cuda"
         assert fold(activations[1], True).device.type == "cuda"
         twin = perturbed_copy(chain, 0)
-        near, inclines = gated_forward(twin, nudged(activations[0], torch.Generator()), slopes)
+        near, inclines = gated_forward(twin, perturb(activations[0], torch.Generator()), slopes)
         assert {t.device.type for t in (*near, *inclines)} == {"cuda"}
 
 
@@ -131,7 +131,7 @@ def test_a_langevin_step_stays_on_the_models_device(monkeypatch: pytest.MonkeyPa
 def test_a_leapfrog_trajectory_stays_on_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
-    from strati.landscape.llc.hmc import Adaptation, Replicas, Walk
+    from strati.landscape.llc.hmc import Adaptation, HMCKernel, Replicas
     from strati.landscape.llc.posterior import Dense
 
     monkeypatch.setattr(FakeTensor, "__getitem__", item, raising=False)
@@ -147,7 +147,7 @@ def test_a_leapfrog_trajectory_stays_on_the_models_device(monkeypatch: pytest.Mo
             evaluate=lambda offset: ((offset**2).sum(-1), 2 * offset),
         )
         plan = SimpleNamespace(chains=4, leapfrog=8, exchange=False, seed=0)
-        walk = Walk(target, plan)  # type: ignore[arg-type]
+        walk = HMCKernel(target, plan)  # type: ignore[arg-type]
         drawn = walk.uniform
         # How many steps a trajectory takes is a number that a fake tensor does not have.
         walk.uniform = lambda *shape: 0.4 if shape == (1,) else drawn(*shape)  # type: ignore[method-assign,return-value]

@@ -100,7 +100,7 @@ def test_data_and_parts_of_the_network_are_added_to_a_run(run, tmp_path):
     folder, data = run
     paths = sorted(folder.iterdir(), key=lambda p: int(p.stem.split("-")[1]))[:2]
     done: list[str] = []
-    quick = {"draws": 20, "chains": 2, "gamma": 1e5}
+    quick = {"draws": 60, "chains": 2, "gamma": 1e5}
     strati.track(paths, out=tmp_path, tick=done.append)
     assert {name.split(": ")[1] for name in done} == {"spectra"}
     done.clear()
