@@ -22,19 +22,20 @@ x, y = data["x_test"], data["y_test"]
 # %% [markdown]
 # ## Spectra
 #
-# One layer: the density of its eigenvalues with the random bulk and the power-law tail, and the eigenvalues by rank.
+# The figure of one layer shows the density of its eigenvalues with the random bulk and the power-law tail, and the
+# eigenvalues by rank.
 
 # %%
 figure = strati.scan(model)["0"].plot()
 
 # %% [markdown]
-# A whole network: what stands out where.
+# The figure of a whole network shows the main numbers of every layer.
 
 # %%
 figure = strati.scan(model).plot()
 
 # %% [markdown]
-# A result without a picture of its own draws its table: here the shapes of the layers.
+# A result that has no figure of its own draws its table. This one shows the shapes of the layers.
 
 # %%
 figure = strati.inspect(embedded.path("digits-mlp.safetensors")).plot()
@@ -42,14 +43,14 @@ figure = strati.inspect(embedded.path("digits-mlp.safetensors")).plot()
 # %% [markdown]
 # ## Two networks, and a series of them
 #
-# Before and after training, layer by layer.
+# `compare` shows each layer before and after training.
 
 # %%
 figure = strati.compare(first, model).plot()
 
 # %% [markdown]
-# Several checkpoints in order: the course of each layer, and where it leaves the random-like phase. Here weights on the
-# straight way from the first to the last, which stand in for checkpoints.
+# With several checkpoints in order, the figure shows each layer over training and where it stops being random-like.
+# In this example the checkpoints are points on the straight line from the first to the last weights.
 
 # %%
 start, end = first.state_dict(), model.state_dict()
@@ -57,7 +58,7 @@ steps = [{k: start[k] + t * (end[k] - start[k]) for k in end} for t in np.linspa
 figure = strati.compare(*steps, series=True).plot()
 
 # %% [markdown]
-# The same as a run over time, with changes of course and their intervals where there are any.
+# `track` shows the same over the steps of training, with change points and their intervals if there are any.
 
 # %%
 figure = strati.track(steps, steps=[0, 20, 40, 60, 80, 100]).plot()
@@ -65,7 +66,7 @@ figure = strati.track(steps, steps=[0, 20, 40, 60, 80, 100]).plot()
 # %% [markdown]
 # ## Interventions
 #
-# What each layer's metric says against what the network loses when that layer is changed.
+# The figure of a study shows the performance after each change of a layer against a metric of the layer.
 
 # %%
 study = strati.study(
@@ -77,7 +78,7 @@ study = strati.study(
 figure = study.plot(metric="stable_rank")
 
 # %% [markdown]
-# The same for an audit of the study, and for several metrics at once.
+# An audit of the study has the same figure, also for several metrics at once.
 
 # %%
 figure = strati.audit(study).plot(metric="frobenius_norm")
@@ -88,13 +89,14 @@ figure = study.plot(metric=["alpha", "stable_rank", "frobenius_norm", "activatio
 # %% [markdown]
 # ## Loss landscape
 #
-# Used and free directions of each layer.
+# `degeneracy` shows the used and free directions of each layer.
 
 # %%
 figure = strati.degeneracy(model, x[:100]).plot()
 
 # %% [markdown]
-# A learning coefficient: the chains, and the estimate as draws come in. Here of a small network on made data.
+# The figure of a learning coefficient shows the chains, and the estimate over the number of draws. The example is a
+# small network on synthetic data.
 
 # %%
 import torch
@@ -107,13 +109,13 @@ options = {"chains": 4, "draws": 100, "warmup": 40, "nbeta": 10.0, "seed": 0}
 figure = strati.llc(small, "behavioural-mse", points, **options).plot()
 
 # %% [markdown]
-# Of each layer in turn, the others held fixed.
+# With `per_layer=True`, each layer varies in turn while the others are held fixed.
 
 # %%
 figure = strati.llc(small, "behavioural-mse", points, per_layer=True, **options).plot()
 
 # %% [markdown]
-# How many parameters count at which tolerated loss.
+# `effective_parameters` shows how many parameters are used at each tolerated loss.
 
 # %%
 figure = strati.effective_parameters(small, points, scales=[1e-3, 1e-2, 1e-1], draws=100, seed=0).plot()
@@ -121,7 +123,8 @@ figure = strati.effective_parameters(small, points, scales=[1e-3, 1e-2, 1e-1], d
 # %% [markdown]
 # ## Interactions
 #
-# Eigenvalues of the interaction basis, layer by layer; the graph of interactions; the graph with its modules.
+# These figures show the eigenvalues of the interaction basis in each layer, the graph of interactions, and the graph
+# with its modules.
 
 # %%
 basis = strati.interaction_basis(model, x[:200])
@@ -135,23 +138,24 @@ figure = graph.plot()
 figure = strati.modules(graph).plot()
 
 # %% [markdown]
-# Bases beside each other: how much of the strength the strongest edges carry, and what is left of the accuracy when
-# only the strongest directions are kept.
+# These figures compare bases. They show how much of the strength the strongest edges carry, and how much accuracy is
+# left if only the strongest directions are kept.
 
 # %%
 from strati.landscape.basis.ablation import compare_bases
 from strati.report.plots.landscape import plot_ablation, plot_strengths
 
-beside = compare_bases(model, x[:200], labels=y[:200])
-figure = plot_strengths(beside.graphs)
+comparison = compare_bases(model, x[:200], labels=y[:200])
+figure = plot_strengths(comparison.graphs)
 
 # %%
-figure = plot_ablation(beside.ablation)
+figure = plot_ablation(comparison.ablation)
 
 # %% [markdown]
 # ## Reassembly
 #
-# A residual network in pieces, put back: scores of all pairs, and the order as it emerges.
+# `reassemble` puts the pieces of a residual network back. The figure shows the scores of all pairs, and the order at
+# each stage.
 
 # %%
 from strati.reassembly.residual.make import Recipe, make
@@ -167,13 +171,13 @@ figure = reassembly.plot()
 # %% [markdown]
 # ## More pictures of spectra and data
 #
-# The tail exponent over every possible start of the tail, with its error.
+# This figure shows the tail exponent with its error for every possible start of the tail.
 
 # %%
 figure = strati.scan(model)["2"].plot("alpha")
 
 # %% [markdown]
-# The influence of rows of data on each other: covariances of their losses near the trained weights.
+# `influence` shows how rows of data influence each other: the covariances of their losses near the trained weights.
 
 # %%
 options = {"nbeta": 50.0, "gamma": 10.0, "chains": 4, "draws": 100, "warmup": 100, "seed": 0}
