@@ -98,7 +98,7 @@ def test_a_measure_of_ones_own(tmp_path: Path) -> None:
     x = torch.randn(60, 6)
     names: dict[str, Any] = {"model": model, "pairs": (x, model(x).argmax(1))}
     names["score"] = lambda model, pairs: float((model(pairs[0]).argmax(1) == pairs[1]).float().mean())
-    found = run("own-metric", names)["found"].frame()
+    found = run("own-metric", names)["study"].frame()
     assert {"truncate", "quantise", "drop"} <= set(found["intervention"])
     assert (tmp_path / "study").is_dir()
 
@@ -128,7 +128,7 @@ def test_callbacks_are_where_the_page_says() -> None:
 
 @pytest.mark.slow
 def test_a_learning_coefficient() -> None:
-    found = run("learning-coefficient", network())["found"]
+    found = run("learning-coefficient", network())["llc"]
     assert found.estimate is not None or found.reason
 
 
