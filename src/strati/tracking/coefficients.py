@@ -28,7 +28,7 @@ CHAINS, DRAWS = 4, 400
 """Of every estimate, by default."""
 
 _FEWEST, _MOST = 100, 4000  # draws that a number of seconds may come to
-_TURNS = 4.0  # times that flat directions relax during the draws of a chain
+_TURNS = 10.0  # times that flat directions relax during the draws of a chain
 _TRIAL = 200  # draws that show whether a step lets chains diverge
 _SHORTER, _TRIALS = 4.0, 6  # a step that lets chains diverge is divided by this, so many times
 _MOST_OF_HALF = 1.05  # of half the parameters: a wall can lift a value a little above
