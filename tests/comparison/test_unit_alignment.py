@@ -15,6 +15,7 @@ from strati import embedded
 from strati.core.errors import BadInputError
 
 TRAINED = embedded.path("digits-mlp.safetensors")
+RESNET = Path(__file__).resolve().parents[3] / "shared/data/resnet20-cifar10/resnet20-12fca82f.th"
 
 
 def shuffled(tensors: dict[str, np.ndarray], seed: int = 0, scales: np.ndarray | None = None):
@@ -243,14 +244,19 @@ class Renumbered:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["minilm", "stories15m", "mnist-cnn", "cifar-cnn", "efficientnet", "mobilenetv2", "whisper"],
+    [
+        *("minilm", "minilm-tuned", "stories15m", "mnist-cnn", "cifar-cnn", "efficientnet", "mobilenetv2"),
+        *("whisper", "silero/silero.safetensors", "geoclip/location_encoder.pth", "spliceai/spliceai1.h5"),
+        "resnet20",
+    ],
 )
 def test_permutations_planted_into_real_networks_are_recovered_exactly(name: str) -> None:
     fetch = pytest.importorskip("strati_reproductions.zoo.fetch")
     from strati.comparison import unit_alignment as units
 
+    network, _, file = name.partition("/")
     try:
-        net = strati.open(fetch.path(name))
+        net = strati.open(RESNET if name == "resnet20" else Path(fetch.path(network)) / file)
     except BadInputError as error:
         pytest.skip(str(error))
     rng = np.random.default_rng(0)
