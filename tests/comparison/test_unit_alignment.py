@@ -247,7 +247,7 @@ class Renumbered:
     [
         *("minilm", "minilm-tuned", "stories15m", "mnist-cnn", "cifar-cnn", "efficientnet", "mobilenetv2"),
         *("whisper", "silero/silero.safetensors", "geoclip/location_encoder.pth", "spliceai/spliceai1.h5"),
-        "resnet20",
+        *("resnet20", "smollm2"),
     ],
 )
 def test_permutations_planted_into_real_networks_are_recovered_exactly(name: str) -> None:
