@@ -227,8 +227,8 @@ ENTRIES: dict[str, Entry] = {
         "anti-grokking",
         "MNIST for millions of steps: does alpha below 2 or a correlation trap come before the test accuracy falls",
         needs="17 million steps of five networks at 1.1 ms of one core (the quick run prints the time of a step): 5 "
-        "hours. The test accuracy is said to fall after a million steps, so that three seeds need an hour before "
-        "anything can be seen. A stopped run continues.",
+        "hours. The papers report the fall of the test accuracy after a million steps, so three seeds need about an "
+        "hour to reach it. A stopped run continues.",
     ),
     "compressibility": Entry(
         "compressibility.compressibility:compressibility",

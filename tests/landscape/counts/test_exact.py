@@ -68,7 +68,7 @@ def test_what_is_affordable() -> None:
 
 
 def test_beyond_the_exact_rank_the_first_data_give_an_upper_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The range holds the exact count; where one datum is already too much, nothing is said."""
+    """The range contains the exact count; if a single row is already too large, no upper end is given."""
     from strati.landscape.counts import exact
 
     model = mlp([6, 10, 8, 3], seed=4)

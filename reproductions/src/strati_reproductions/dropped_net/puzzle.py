@@ -111,8 +111,8 @@ def dropped_net_tables(*, quick: bool, seed: int, folder: Path, tick: Tick) -> R
         table += _commutativity(found) + _appendix_b(found)
         figures = drawn(_draw_rounds, curves, folder)
     title = "I Dropped a Neural Net: tables, 4.2, 4.3 and appendix B"
-    captions = {"tables-1-to-3": "the error after each round of repair, the paper's beside ours: tables 2 and 3 lie on "
-                "each other; table 1 starts at the same error and goes on differently."}  # fmt: skip
+    captions = {"tables-1-to-3": "the error after each round of repair, in the paper and in our run: tables 2 "
+                "and 3 agree; table 1 starts at the same error and then differs."}  # fmt: skip
     return Reproduction("dropped-net-tables", title, tuple(table), figures, captions=captions)
 
 
@@ -340,7 +340,7 @@ def rank_correlation(values: list[float]) -> float:
 
 
 def _draw_rounds(curves: dict[str, tuple[Any, tuple[Round, ...]]], folder: Path) -> tuple[str, ...]:
-    """MSE after each round of repair, the paper's beside ours: tables 1 to 3 as one picture."""
+    """MSE after each round of repair in the paper and in our run: tables 1 to 3 as one picture."""
     figure, axes = panels(len(curves), title="Repair by exchanging neighbours: MSE after each round")
     for axis, (title, (paper, ours)) in zip(axes, curves.items(), strict=True):
         tiny = 1e-6  # the end is 0, which a logarithm cannot show

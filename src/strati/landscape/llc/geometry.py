@@ -59,7 +59,7 @@ def hessian_rank(
     Args:
         hessian: The matrix as a function of the parameters.
         theta: Where.
-        others: Further places that ``theta`` cannot be told from: an eigenvalue counts only if it is there as well.
+        others: Points with the loss of ``theta`` up to rounding; an eigenvalue counts only if they have it as well.
 
     Examples:
         >>> theta = torch.zeros(3, dtype=torch.float64)
@@ -511,7 +511,7 @@ class _LocalDerivatives:
         return _Reached(point, min(value, known), converged)
 
     def equivalent_minima(self, reached: _Reached) -> list[Tensor]:
-        """Places that cannot be told from the minimum: one Newton step on, and as far as rounding of the loss hides."""
+        """Points whose loss equals the minimum up to rounding: one Newton step away, and as far as rounding allows."""
         if not bool(self.slope(self.theta).any()) and bool((reached.point == self.theta).all()):
             return []  # the slope vanishes exactly where it should
         values, vectors = torch.linalg.eigh(self.hessian(reached.point))
