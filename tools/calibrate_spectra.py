@@ -208,16 +208,16 @@ def coverage(
 def noise_rates(name: str, shape: tuple[int, int], draws: int) -> dict[str, float]:
     """Shares of draws of one kind of noise with spikes, a tail of the entries, or a warning.
 
-    ``untold`` are spikes without a warning that the noise is not independent entries of one variance.
+    ``unwarned`` are spikes without a warning that the noise is not independent entries of one variance.
     """
-    counts = {"spikes": 0, "untold": 0, "heavy": 0, "noise-like": 0, "structured-noise": 0}
+    counts = {"spikes": 0, "unwarned": 0, "heavy": 0, "noise-like": 0, "structured-noise": 0}
     for number in range(draws):
         W = NOISE[name](stream(11, "noise", name, *shape, number), shape)
         sp = spectrum(W if W.dtype != np.float64 else W.astype(np.float32))
         codes = {flag.code for flag in sp.warnings}
         spiked = (sp.metrics()["spikes"] or 0) > 0
         counts["spikes"] += spiked
-        counts["untold"] += spiked and not codes & TOLD
+        counts["unwarned"] += spiked and not codes & TOLD
         counts["heavy"] += sp.phase == "heavy-tailed"
         for code in ("noise-like", "structured-noise"):
             counts[code] += code in codes
@@ -300,8 +300,8 @@ def main() -> None:
     draws = options.draws or 200
     shapes = [tuple(map(int, shape.split("x"))) for shape in options.shapes]
     print(f"share of {draws} draws of noise, {', '.join(options.shapes)}: least to largest over the shapes")
-    print("untold: spikes without a warning that the noise has structure or heavy entries")
-    names = ("spikes", "untold", "heavy", "noise-like", "structured-noise")
+    print("unwarned: spikes without a warning that the noise has structure or heavy entries")
+    names = ("spikes", "unwarned", "heavy", "noise-like", "structured-noise")
     print(f"{'':28s}" + "".join(f"{name:>18s}" for name in names))
     for name in options.kinds:
         rates = [noise_rates(name, (n, m), draws) for n, m in shapes]
