@@ -16,11 +16,11 @@ from strati.cli.common import (
     emit,
     layers_option,
     output_options,
+    read_inputs,
     rows_option,
     seed_option,
     show,
 )
-from strati.cli.landscape import read_inputs
 from strati.core.files import check_writable
 from strati.jobs.progress import progress
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
@@ -18,6 +18,11 @@ from strati.core.display import visible
 from strati.core.errors import BadInputError, StratiError, require
 from strati.core.files import check_writable
 from strati.core.results import Result
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from strati.io.data_files import Data
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -164,6 +169,17 @@ def data_options(*, required: bool) -> Callable[[F], F]:
             "--targets", metavar="NAME", help="Array or column of DATA with the targets.  [default: y]"
         ),
     )
+
+
+def read_inputs(path: str, inputs: str | None, targets: str | None, network: nn.Module) -> Data:
+    """Read a data file, its arrays by the given names; text goes through the model's tokenizer."""
+    from strati.io.data_files import Data, read_data
+
+    if Path(path).suffix.lower() == ".txt":
+        from strati.evaluate.batches import read_path
+
+        return Data(read_path(Path(path), network), None)
+    return read_data(path, inputs=inputs, target=targets)
 
 
 calibration_option: Callable[[F], F] = click.option(

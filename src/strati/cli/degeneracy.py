@@ -17,10 +17,11 @@ from strati.cli.common import (
     emit,
     layers_option,
     output_options,
+    read_inputs,
     seed_option,
     show,
 )
-from strati.cli.landscape import LOSSES, read_inputs, sampling_options
+from strati.cli.landscape import LOSSES, sampling_options
 from strati.jobs.progress import progress
 from strati.landscape.llc.config import LLCConfig
 

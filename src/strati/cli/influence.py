@@ -15,11 +15,12 @@ from strati.cli.common import (
     emit,
     layers_option,
     output_options,
+    read_inputs,
     rows_option,
     seed_option,
     show,
 )
-from strati.cli.landscape import labelled, loss_option, read_inputs, read_problem, sampling_options
+from strati.cli.landscape import labelled, loss_option, read_problem, sampling_options
 from strati.jobs.progress import progress
 from strati.landscape.llc.config import LLCConfig
 

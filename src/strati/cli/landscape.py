@@ -1,12 +1,12 @@
-"""What ``llc``, ``degeneracy``, ``curvature`` and ``basis`` share: the losses, reading data, the sampler's options."""
+"""What ``llc``, ``degeneracy``, ``curvature`` and ``influence`` share: losses, problems, the sampler's options."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
+from strati.cli.common import read_inputs
 from strati.core.options import default
 from strati.landscape.llc.config import LLCConfig, Sampler
 
@@ -20,17 +20,6 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 LOSSES = ("behavioural-mse", "behavioural-kl", "mse", "cross_entropy")
-
-
-def read_inputs(path: str, inputs: str | None, targets: str | None, network: nn.Module) -> Data:
-    """Read a data file, its arrays by the given names; text goes through the model's tokenizer."""
-    from strati.io.data_files import Data, read_data
-
-    if Path(path).suffix.lower() == ".txt":
-        from strati.evaluate.batches import read_path
-
-        return Data(read_path(Path(path), network), None)
-    return read_data(path, inputs=inputs, target=targets)
 
 
 loss_option = click.option(

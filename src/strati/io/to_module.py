@@ -112,7 +112,7 @@ def as_module(
 
 
 def _rebuilt(network: Network, settings: ModuleConfig) -> nn.Module:
-    if network.parts or is_adapter(network):
+    if network.parts or (network.contents.adapters and is_adapter(network)):
         return adapted_module(network, lambda base: as_module(base, config=settings))
     folder = Path(network.path)
     config = network.config or {}
@@ -139,7 +139,8 @@ def _from_tensors(network: Network, activation: str, heads: int | None) -> nn.Mo
     from strati.io.in_memory import load_arrays
 
     shapes = {tensor.name: tensor.shape for tensor in network.tensors}
-    if vision.is_resnet(shapes) or vision.is_vit(shapes):
+    convolved = any(len(shape) == 4 for shape in shapes.values())
+    if convolved and (vision.is_resnet(shapes) or vision.is_vit(shapes)):
         model = vision.resnet(shapes) if vision.is_resnet(shapes) else vision.vit(shapes, heads)
         double = any(t.dtype == "float64" for t in network.tensors)
         arrays = {name: np.asarray(network.read(name), np.float64 if double else None) for name in shapes}

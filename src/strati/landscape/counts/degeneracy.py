@@ -120,8 +120,10 @@ def _threads_for(chain: Chain) -> Iterator[None]:
 def _count_chain(chain: Chain, x: Tensor, unused: int, config: DegeneracyConfig, tick: Tick) -> Degeneracy:
     epsilon = config.epsilon
     values = x.shape[0] * chain.widths[-1]
-    selected = set(select_names([s.name for s in chain.stages], config.layers))
-    places = [k for k, stage in enumerate(chain.stages) if stage.name in selected]
+    places = list(range(len(chain.stages)))
+    if config.layers is not None:
+        selected = set(select_names([s.name for s in chain.stages], config.layers))
+        places = [k for k in places if chain.stages[k].name in selected]
     if len(places) < len(chain.stages):
         unused = 0
     exactly_too = should_compute_exact(config.exact, sum(chain.stages[k].parameters for k in places), values)

@@ -249,7 +249,7 @@ class LocalGeometry:
 
 
 def local_geometry(potential: Potential, theta: Tensor, seconds: float = math.inf) -> LocalGeometry | None:
-    """Look around ``theta``; ``None`` for more parameters or a dearer loss than allow it, or single precision.
+    """Look around ``theta``, given in double precision; ``None`` if derivatives of the loss take too long.
 
     Args:
         potential: The loss.
@@ -264,8 +264,6 @@ def local_geometry(potential: Potential, theta: Tensor, seconds: float = math.in
         1.0
     """
     size = theta.numel()
-    if theta.dtype != torch.float64 or size > tuning.DENSE_LIMIT:
-        return None
     look = _LocalDerivatives(potential, theta)
     behavioural = isinstance(potential, Objective) and potential.behavioural
     budget = min(tuning.BUDGET, seconds)

@@ -257,7 +257,9 @@ def sample(
     clock = clock or Clock(config.seconds)
     reduced = moment_matched_data(potential)
     check_point(reduced, theta)
-    around = local_geometry(reduced, theta, tuning.GEOMETRY_SHARE * clock.left)
+    around = None
+    if theta.dtype == torch.float64 and theta.numel() <= tuning.DENSE_LIMIT:
+        around = local_geometry(reduced, theta, tuning.GEOMETRY_SHARE * clock.left)
     known = around is not None and around.exact is not None
     planned = sampling_plan(potential, theta, config, clock, reduced=reduced, limit_known=known)
     traces = run(potential, theta, planned, tick, clock, observer)
