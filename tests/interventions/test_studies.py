@@ -17,8 +17,8 @@ from torch import nn
 import strati
 from strati.core.errors import BadInputError, StoppedError
 from strati.interventions.study import load_study, study
-from strati.interventions.study_config import STORE, StudyConfig
-from strati.interventions.study_spec import builtin_names, read_spec
+from strati.interventions.study_config import STORE, StudyConfig, builtin_names
+from strati.interventions.study_spec import read_spec
 from strati.interventions.tasks import make_task
 from strati_reproductions.trained.networks import MLP
 

@@ -218,8 +218,8 @@ def command(
 
 def _call(source: str, arguments: dict[str, Any]) -> Any:
     """The call that the command stands for: a model with data, or a spec, whose draws, layers and so on may be set."""
-    from strati.interventions.study_config import SCHEMES, StudyConfig
-    from strati.interventions.study_spec import StudyCall, builtin_names, read_spec
+    from strati.interventions.study_config import SCHEMES, StudyCall, StudyConfig, builtin_names
+    from strati.interventions.study_spec import read_spec
 
     context = click.get_current_context()
     if arguments.get("init", "auto") not in SCHEMES:

@@ -27,7 +27,7 @@ from strati.evaluate.models import longest_input, predicts_next
 from strati.evaluate.models import on_device as on_device
 from strati.evaluate.models import output_tensor as output_tensor
 from strati.evaluate.models import takes_tokens as takes_tokens
-from strati.io.data_files import LARGEST, as_windows
+from strati.io.data_files import LARGEST, as_windows, read_path
 
 ROWS = 256
 """Rows in a batch, unless the data come in batches."""
@@ -405,19 +405,6 @@ def as_tensor(value: Any, what: str) -> Tensor:
                 what, f"holds values beyond {LARGEST:g}, whose squares overflow; rescale them first"
             )
     return tensor
-
-
-def read_path(path: Path, model: nn.Module | None) -> Any:
-    """A data file or folder as arrays, or as a stream of rows."""
-    from strati.io.data_files import read_data, read_images, read_text
-
-    if path.is_dir():
-        return read_images(path)
-    if path.suffix.lower() == ".txt":
-        config: Any = getattr(model, "config", None)
-        return read_text(path, getattr(config, "_name_or_path", None) or None)
-    table = read_data(path)
-    return table.x, table.y
 
 
 def _cut(batch: Batch, rows: int) -> Iterator[Batch]:

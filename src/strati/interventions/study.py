@@ -20,8 +20,16 @@ from strati.core.display import natural
 from strati.core.errors import BadInputError, require
 from strati.core.options import resolve
 from strati.core.results import Result, Tick, silent
-from strati.interventions.study_config import FORMAT, STORE, StudyConfig, StudyOrigin
-from strati.interventions.study_spec import StudyCall, is_spec, override, read_spec
+from strati.interventions.study_config import (
+    FORMAT,
+    STORE,
+    StudyCall,
+    StudyConfig,
+    StudyOrigin,
+    is_spec,
+    override,
+)
+from strati.interventions.study_spec import read_spec
 from strati.jobs.driver import Run, drive, interruptible, open_store, shared_folder
 from strati.jobs.engine import Outcome
 from strati.jobs.store import Finished, Store

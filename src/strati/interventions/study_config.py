@@ -1,11 +1,14 @@
-"""The options of :func:`strati.study`, and the record of where its networks and data were."""
+"""The options and the arguments of a call of :func:`strati.study`, and the record of its networks and data."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
+from strati.core import plugins
 from strati.core.errors import BadInputError
 from strati.core.options import Rule, nearest
 from strati.core.results import Tick, silent
@@ -54,6 +57,9 @@ OPTION_RULES = {
     "workers": Rule(int, low=0),
 }
 """What the options of a study may be, in a call as in a spec."""
+
+SECTIONS = ("network", "data", "train", "measure", "interventions", "metrics")
+"""The sections of a TOML spec."""
 
 HIGHER = frozenset({"accuracy", "auc", "bleu", "f1", "precision", "r2", "recall", "reward", "rouge"})
 """Measures of performance known by name of which more is better."""
@@ -241,6 +247,50 @@ def sensitivity_scores(names: str | Sequence[str] | None) -> tuple[str, ...]:
                 "metrics", f"no score {name!r}; {nearest(str(name), (*LOSS_SCORES, *FREE_SCORES, 'all'))}"
             )
     return LOSS_SCORES if "all" in listed else tuple(name for name in LOSS_SCORES if name in listed)
+
+
+@dataclass(frozen=True)
+class StudyCall:
+    """The arguments of a call of :func:`strati.study`, and the study's name."""
+
+    name: str
+    model: Any
+    data: Any
+    config: StudyConfig
+
+    @property
+    def trains(self) -> bool:
+        """Whether the model stands for networks that are trained first (``study_spec.TrainedNetworks``)."""
+        return hasattr(self.model, "untrained")
+
+
+def builtin_names() -> tuple[str, ...]:
+    """The studies that installed packages know by name."""
+    return plugins.names(plugins.SPECS)
+
+
+def is_spec(source: Any, *, has_measure: bool) -> bool:
+    """Whether a study's source is a spec; a path is one unless ``evaluate`` or ``data`` came with it."""
+    if isinstance(source, Mapping):
+        plain = all(isinstance(entry, Mapping | str | int | float) for entry in source.values())
+        return plain and (not has_measure or (bool(source) and set(source) <= {"name", "seed", *SECTIONS}))
+    if isinstance(source, str | os.PathLike):
+        return not has_measure or Path(source).suffix.lower() == ".toml" or str(source) in builtin_names()
+    return isinstance(source, StudyCall)
+
+
+def override(call: StudyCall, config: StudyConfig, names: set[str]) -> StudyCall:
+    """The call with the options that were given by name, or that ``config`` changed, in place of the spec's."""
+    default = StudyConfig()
+    changed = {}
+    for option in fields(StudyConfig):
+        value, usual = getattr(config, option.name), getattr(default, option.name)
+        differs = value != usual if option.compare else value is not usual
+        if option.name != "plugins" and (option.name in names or differs):
+            changed[option.name] = value
+    seeded = call.trains and "seed" in changed
+    model = replace(call.model, seed=config.seed) if seeded else call.model
+    return replace(call, model=model, config=replace(call.config, plugins=config.plugins, **changed))
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from strati.interventions.measure_layer import measure_layer
+from strati.interventions.study_config import StudyCall
 from strati.interventions.study_job import make_job
-from strati.interventions.study_spec import StudyCall
 from strati.jobs.engine import cores, one_thread
 from strati.spectra.layerwise import ScanEstimate, rates
 

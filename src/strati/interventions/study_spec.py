@@ -6,11 +6,10 @@ the arguments that a caller in Python would give.
 
 from __future__ import annotations
 
-import os
 import tomllib
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,7 +17,7 @@ from strati.core import plugins
 from strati.core.errors import BadInputError, MissingExtraError
 from strati.core.options import Rule, nearest
 from strati.interventions.kinds import KINDS, Intervention, as_interventions, from_table
-from strati.interventions.study_config import OPTION_RULES, StudyConfig
+from strati.interventions.study_config import OPTION_RULES, SECTIONS, StudyCall, StudyConfig, builtin_names
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,7 +53,6 @@ _OPTIONS = {
     ),
 }
 """The options of :class:`StudyConfig` that a section holds."""
-_SECTIONS = ("network", "data", "train", *_OPTIONS)
 
 
 class TrainedNetworks(Protocol):
@@ -81,36 +79,6 @@ class TrainedNetworks(Protocol):
         self, folder: Path, run: Run
     ) -> tuple[dict[str, nn.Module], dict[str, dict[str, NDArray[Any]]]]:
         """The trained networks and their initial tensors by name; trainings found in the folder are not repeated."""
-
-
-@dataclass(frozen=True)
-class StudyCall:
-    """The arguments of a call of :func:`strati.study`, and the study's name."""
-
-    name: str
-    model: Any
-    data: Any
-    config: StudyConfig
-
-    @property
-    def trains(self) -> bool:
-        """Whether the model stands for networks that are trained first (:class:`TrainedNetworks`)."""
-        return hasattr(self.model, "untrained")
-
-
-def builtin_names() -> tuple[str, ...]:
-    """The studies that installed packages know by name."""
-    return plugins.names(plugins.SPECS)
-
-
-def is_spec(source: Any, *, has_measure: bool) -> bool:
-    """Whether a study's source is a spec; a path is one unless ``evaluate`` or ``data`` came with it."""
-    if isinstance(source, Mapping):
-        plain = all(isinstance(entry, Mapping | str | int | float) for entry in source.values())
-        return plain and (not has_measure or (bool(source) and set(source) <= {"name", "seed", *_SECTIONS}))
-    if isinstance(source, str | os.PathLike):
-        return not has_measure or Path(source).suffix.lower() == ".toml" or str(source) in builtin_names()
-    return isinstance(source, StudyCall)
 
 
 def read_spec(source: str | Path | Mapping[str, Any]) -> StudyCall:
@@ -152,20 +120,6 @@ def read_spec(source: str | Path | Mapping[str, Any]) -> StudyCall:
     except OSError as error:
         raise BadInputError(path, f"cannot be read ({error.strerror or error})") from None
     return _call(document, str(path), path.parent)
-
-
-def override(call: StudyCall, config: StudyConfig, names: set[str]) -> StudyCall:
-    """The call with the options that were given by name, or that ``config`` changed, in place of the spec's."""
-    default = StudyConfig()
-    changed = {}
-    for option in fields(StudyConfig):
-        value, usual = getattr(config, option.name), getattr(default, option.name)
-        differs = value != usual if option.compare else value is not usual
-        if option.name != "plugins" and (option.name in names or differs):
-            changed[option.name] = value
-    seeded = call.trains and "seed" in changed
-    model = replace(call.model, seed=config.seed) if seeded else call.model
-    return replace(call, model=model, config=replace(call.config, plugins=config.plugins, **changed))
 
 
 def section(rules: Rules, entries: Any, what: str, name: str) -> dict[str, Any]:
@@ -239,7 +193,7 @@ def array_names(path: Path) -> set[str]:
 
 def _call(document: Mapping[str, Any], what: str, folder: Path) -> StudyCall:
     top = {"name": Rule(str), "seed": OPTION_RULES["seed"]}
-    _check_keys(document, {**top, **dict.fromkeys(_SECTIONS, top["name"])}, what, "")
+    _check_keys(document, {**top, **dict.fromkeys(SECTIONS, top["name"])}, what, "")
     options = section(top, {key: entry for key, entry in document.items() if key in top}, what, "spec")
     name = options.pop("name", "study")
     for part, keys in _OPTIONS.items():

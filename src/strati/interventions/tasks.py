@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from strati.core.errors import BadInputError
 from strati.core.rng import stream
-from strati.evaluate.batches import NO_LABEL, as_batches, read_path
+from strati.evaluate.batches import NO_LABEL, as_batches
 from strati.evaluate.models import output_tensor
-from strati.io.data_files import read_data
+from strati.io.data_files import read_data, read_path
 from strati.io.in_memory import as_array
 from strati.io.network import Network
 from strati.io.to_module import as_module

@@ -133,6 +133,17 @@ def read_data(
     return Data(_checked(path, "the array", held[""]), None)
 
 
+def read_path(path: Path, model: Any = None) -> Any:
+    """A data file or folder as arrays, or as a stream of rows; a text file through the model's tokenizer."""
+    if path.is_dir():
+        return read_images(path)
+    if path.suffix.lower() == ".txt":
+        config = getattr(model, "config", None)
+        return read_text(path, getattr(config, "_name_or_path", None) or None)
+    table = read_data(path)
+    return table.x, table.y
+
+
 def read_table(path: str | Path) -> DataTable:
     """Read a CSV file as named columns of numbers.
 

@@ -19,7 +19,8 @@ from strati.core.files import write_atomic
 from strati.core.results import Flag, Tick
 from strati.interventions.audit.audit import Audit, audit
 from strati.interventions.study import Study, study
-from strati.interventions.study_spec import StudyCall, read_spec
+from strati.interventions.study_config import StudyCall
+from strati.interventions.study_spec import read_spec
 from strati.jobs.engine import cores
 from strati.spectra.spectrum import spectrum
 from strati_reproductions import zoo
