@@ -60,7 +60,7 @@ def command(
         draw_all(result.study, Path(figures))
     emit(result, output)
     if not output.quiet and output.json != "-":
-        from strati.interventions.summary import audit_sentences
+        from strati.interventions.audit.summary import audit_sentences
 
         for sentence in audit_sentences(result) if verbose else ():
             show(sentence)

@@ -16,18 +16,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from strati.core import plugins
-from strati.core.display import natural
+from strati.core.display import Column, NextCommand, natural, table
 from strati.core.errors import BadInputError, require
 from strati.core.options import resolve
 from strati.core.results import Result, Tick, silent
 from strati.interventions.study_config import (
     FORMAT,
     STORE,
+    CostScale,
     StudyCall,
     StudyConfig,
     StudyOrigin,
     is_spec,
     override,
+    performance_text,
 )
 from strati.interventions.study_spec import read_spec
 from strati.jobs.driver import Run, drive, interruptible, open_store, shared_folder
@@ -59,6 +61,8 @@ NO_METRICS = frozenset(
     }
 )
 """What a row holds beside metrics; ``groups`` are its scores by groups of examples, for paired comparisons."""
+_PLANNED = ("truncate", "quantise", "prune", "drop", "drop-experts", "merge-experts")
+"""Interventions that a plan is made of."""
 
 
 @dataclass(frozen=True)
@@ -145,9 +149,7 @@ class Study(Result):
 
     def summary(self) -> RenderableType:
         """Performance of each layer under each intervention."""
-        from strati.interventions.summary import study_summary
-
-        return study_summary(self)
+        return _summary(self)
 
     def plot(self, *, metric: str | Sequence[str] | None = None, **options: Any) -> Any:
         """Performance against a metric, one panel per layer, as figures 2 to 11 of the paper."""
@@ -277,6 +279,122 @@ def row_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
     setting = "" if row.get("setting") is None else str(row["setting"])
     names = (row["network"], row["layer"], row["intervention"], setting)
     return (*(natural(str(name)) for name in names), row.get("draw", 0))
+
+
+def _summary(study: Study) -> RenderableType:
+    """The most sensitive layer, the intact performance, and a table with one column per setting."""
+    from rich.console import Group
+    from rich.text import Text
+
+    rows = study.frame()
+    done = rows[rows["status"] == "done"]
+    changed = done[done["intervention"] != "intact"]
+    name = str(study.performance["name"])
+    lines: list[Any] = [Text(_most_sensitive(study, changed)), Text(_intact_line(study, rows))]
+    lines += [table(columns, cells, title=title) for title, columns, cells in _tables(study, changed, name)]
+    lines += [Text(f"{warning['code']}: {warning['text']}") for warning in study.warnings]
+    if study.origin.without_blocks:
+        lines.append(Text("drop: the network has no residual blocks, so none was dropped"))
+    if study.failed:
+        reasons = rows[rows["status"] == "failed"]["reason"].value_counts()
+        lines += [Text(f"failed {count} times: {reason}") for reason, count in reasons.head(5).items()]
+    if study.store is not None:
+        folder = study.store.removesuffix("/study.sqlite")
+        plannable = any(kind in set(changed["intervention"]) for kind in _PLANNED)
+        lines.append(Text(f"stored in {folder}"))
+        following = f"plan {folder} --budget loss=+2%" if plannable else f"audit {folder}"
+        lines.append(NextCommand((f"strati {following}",)))
+    return Group(*lines)
+
+
+def _most_sensitive(study: Study, changed: pd.DataFrame) -> str:
+    """The layer that loses most, and what was done to it."""
+    if not len(changed):
+        return f"{study.name}: no changed layer was measured"
+    better = bool(study.performance["higher_is_better"])
+    keys = [changed["layer"], changed["intervention"], changed["setting"].fillna("")]
+    means = changed.groupby(keys)["performance"].mean()
+    worst: Any = means.idxmin() if better else means.idxmax()
+    name = str(study.performance["name"])
+    text = performance_text(name, float(means[worst]))
+    return f"Most sensitive: {worst[0]}, {name} {text} after {' '.join(filter(None, worst[1:]))}."
+
+
+def _intact_line(study: Study, rows: pd.DataFrame) -> str:
+    name = str(study.performance["name"])
+    intact = {r["network"]: r["intact_performance"] for r in study.rows if r["status"] == "done"}
+    mean = sum(intact.values()) / len(intact) if intact else None
+    examples = study.origin.data.rows
+    where = f" on {examples:,} rows" if examples else ""
+    networks = rows["network"].nunique()
+    of = f", mean of {networks} networks" if networks > 1 else _intact_interval(study, name, examples)
+    counts = f"{study.done} points measured"
+    counts += f", {study.units - study.done} of {study.units} missing" if study.done < study.units else ""
+    return f"Intact {name}: {performance_text(name, mean)}{of}{where}; {counts}."
+
+
+def _intact_interval(study: Study, name: str, examples: int | None) -> str:
+    """The 95 % interval of the intact network's performance, in parentheses; nothing where its error is not defined."""
+    row = next((r for r in study.rows if r["intervention"] == "intact" and r["status"] == "done"), {})
+    error, value = row.get("performance_stderr"), row.get("performance")
+    if error is None or value is None:
+        return ""
+    scale = CostScale(name, bool(study.performance["higher_is_better"]), value, examples=examples)
+    ends = scale.interval(0.0, error / value if name == "perplexity" else error, 1.96)
+    low, high = (performance_text(name, end).removesuffix(" %") for end in ends)
+    return f" ({low} to {high})"
+
+
+def _tables(
+    study: Study, changed: pd.DataFrame, name: str
+) -> list[tuple[str, list[Column], list[tuple[str, ...]]]]:
+    """One table per intervention with settings, and one for all interventions without."""
+    plain = changed[changed["setting"].isna()]
+    parts: list[tuple[str, pd.DataFrame, str]] = []
+    if len(plain):
+        parts.append((f"{name} after changing one layer", plain, "intervention"))
+    for kind in dict.fromkeys(changed[changed["setting"].notna()]["intervention"]):
+        kind_rows = changed[(changed["intervention"] == kind) & changed["setting"].notna()]
+        parts.append((f"{name} after {kind} of one layer", kind_rows, "setting"))
+    tables = []
+    for title, part, by in parts:
+        heads = list(dict.fromkeys(row[by] for row in study.rows if row[by] in set(part[by])))
+        heads.sort(key=lambda head: _leading_number(str(head)))
+        means = part.groupby(["layer", by])["performance"].agg(["mean", "sem", "size"])
+        cells = [
+            (str(layer), *(_cell(name, means, (layer, head)) for head in heads))
+            for layer in dict.fromkeys(part["layer"])
+        ]
+        option, words = _headings([str(head) for head in heads])
+        columns = [Column("layer", keep=True), *(Column(word, right=True) for word in words)]
+        tables.append((f"{title}, by {option}" if option else title, columns, cells))
+    return tables
+
+
+def _headings(settings: list[str]) -> tuple[str, list[str]]:
+    """The option that all settings have alone, and its values; else no option and the settings as they are."""
+    options = {setting.partition("=")[0] for setting in settings}
+    if len(options) == 1 and all("=" in setting and "," not in setting for setting in settings):
+        return options.pop(), [setting.partition("=")[2] for setting in settings]
+    return "", settings
+
+
+def _leading_number(setting: str) -> float:
+    """The first number of a setting, to order columns by; zero where there is none."""
+    words = setting.partition("=")[2].partition(",")[0]
+    try:
+        return float(words)
+    except ValueError:
+        return 0.0
+
+
+def _cell(name: str, means: pd.DataFrame, key: Any) -> str:
+    if key not in means.index:
+        return "-"
+    row = means.loc[key]
+    text = performance_text(name, float(row["mean"]))
+    spread = "" if row["size"] < 2 else f" +- {performance_text(name, float(row['sem']), digits=2)}"
+    return f"{text}{spread}"
 
 
 def _run(job: Job, out: str | Path | None, run: Run) -> Study:

@@ -22,7 +22,7 @@ from strati.core.errors import BadInputError
 from strati.interventions.compress.apply import load_plan
 from strati.interventions.compress.budget import Budget, Shape, choose, monotone, read_budget
 from strati.interventions.compress.candidates import Candidates
-from strati.interventions.compress.costs import CostScale, Curve, CurveOption, read_curves
+from strati.interventions.compress.costs import Curve, CurveOption, read_curves
 from strati.interventions.compress.plan import _predicted
 from strati.interventions.compress.predict import (
     Combination,
@@ -32,6 +32,7 @@ from strati.interventions.compress.predict import (
     selection_bias,
 )
 from strati.interventions.study import Study
+from strati.interventions.study_config import CostScale
 from strati.io.adapters.merge import merged
 
 

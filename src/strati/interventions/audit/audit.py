@@ -194,7 +194,7 @@ class Audit(Result):
 
     def summary(self) -> RenderableType:
         """Layers and verdicts."""
-        from strati.interventions.summary import audit_summary
+        from strati.interventions.audit.summary import audit_summary
 
         return audit_summary(self)
 

@@ -374,7 +374,7 @@ def _evaluator(
 def _measure(plan_document: Mapping[str, Any], evaluator: Evaluator | None) -> dict[str, Any]:
     from scipy import stats
 
-    from strati.interventions.compress.costs import CostScale
+    from strati.interventions.study_config import CostScale
 
     if evaluator is None:
         reason = "the study's data are not at hand; give data"

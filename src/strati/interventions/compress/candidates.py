@@ -14,9 +14,10 @@ from strati.interventions.compress.predict import Combination, added, difference
 
 if TYPE_CHECKING:
     from strati.core.results import FloatArray
-    from strati.interventions.compress.costs import CostScale, Curve
+    from strati.interventions.compress.costs import Curve
     from strati.interventions.compress.predict import Combination
     from strati.interventions.evaluator import Evaluator
+    from strati.interventions.study_config import CostScale
 
 _CLOSE = 0.98
 """A spread of one setting that uses so much of the budget needs no mixing."""

@@ -20,11 +20,11 @@ from strati.core.options import resolve
 from strati.core.results import Result, Tick, silent
 from strati.core.rng import stream
 from strati.interventions.compress.budget import ACTIONS, Budget, read_budget, target_size
-from strati.interventions.compress.costs import KEEP, CostScale, Curve, Quantity, read_curves, scale_of
+from strati.interventions.compress.costs import KEEP, Curve, Quantity, read_curves, scale_of
 from strati.interventions.compress.predict import PlanOutcome, outcome_of
 from strati.interventions.kinds import EXPERT_KINDS
 from strati.interventions.study import Study, load_study
-from strati.interventions.study_config import STORE
+from strati.interventions.study_config import STORE, CostScale
 from strati.io.layers import as_patterns
 
 if TYPE_CHECKING:

@@ -22,8 +22,9 @@ from strati.interventions.tasks import standard_error
 
 if TYPE_CHECKING:
     from strati.core.results import FloatArray, IntArray
-    from strati.interventions.compress.costs import CostScale, Curve, CurveOption
+    from strati.interventions.compress.costs import Curve, CurveOption
     from strati.interventions.evaluator import Evaluator, Measurement
+    from strati.interventions.study_config import CostScale
 
 
 @dataclass(frozen=True)

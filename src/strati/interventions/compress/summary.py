@@ -6,10 +6,10 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from strati.core.display import Column, byte_size, table
-from strati.interventions.compress.costs import KEEP, UNIT, CostScale, Quantity
+from strati.interventions.compress.costs import KEEP, Quantity
 from strati.interventions.compress.predict import PlanOutcome
 from strati.interventions.kinds import EXPERT_KINDS, read_setting
-from strati.interventions.summary import performance_text
+from strati.interventions.study_config import UNIT, CostScale, performance_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
