@@ -18,8 +18,9 @@ import torch
 from threadpoolctl import threadpool_limits
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from strati.interventions.data_aware_edits import InputDirections, gptq, sparsegpt
+from strati.interventions.edits import InputDirections
 from strati.interventions.input_covariance import InputCovariance, input_covariances
+from strati.interventions.quantise_prune import gptq, sparsegpt
 from strati.interventions.tasks import forward
 
 

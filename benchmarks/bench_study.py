@@ -20,8 +20,8 @@ import torch
 
 from strati.core.rng import stream
 from strati.interventions.cached_forward import ActivationCache, ChainProbe, measure_module
-from strati.interventions.changes import LayerEdits, make_change
 from strati.interventions.compress.apply import apply
+from strati.interventions.edits import LayerEdits, make_change
 from strati.interventions.kinds import prune, quantise, truncate
 from strati.interventions.study_config import StudyConfig
 from strati.interventions.study_spec import read_spec

@@ -13,9 +13,9 @@ from torch import nn
 import strati
 from strati import interventions as iv
 from strati.core.errors import BadInputError
-from strati.interventions.data_aware_edits import InputDirections, gptq
-from strati.interventions.edits import truncate
+from strati.interventions.edits import InputDirections, truncate
 from strati.interventions.input_covariance import InputCovariance, input_covariances
+from strati.interventions.quantise_prune import gptq
 
 
 @pytest.fixture

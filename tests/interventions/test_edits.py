@@ -14,7 +14,7 @@ from torch import nn
 
 import strati
 from strati.core.errors import BadInputError
-from strati.interventions import edits
+from strati.interventions import edits, quantise_prune
 from strati.interventions.targets import as_matrix, find_targets, from_matrix, values_of
 
 RNG = np.random.default_rng(0)
@@ -155,18 +155,18 @@ def test_both_ends_add_up(weight: np.ndarray, k: int) -> None:
 def test_rounding_moves_no_weight_further_than_a_step(
     weight: np.ndarray, bits: int, group: int | None
 ) -> None:
-    found = edits.quantise(weight, bits, group)
+    found = quantise_prune.quantise(weight, bits, group)
     span = np.maximum(weight.max(1), 0.0) - np.minimum(weight.min(1), 0.0)
     # Half a step by rounding, and half a step because zero is one of the levels.
     assert (np.abs(found - weight) <= span[:, None] / (2**bits - 1) * (1 + 1e-6) + 1e-7).all()
-    assert np.allclose(edits.quantise(found, bits, group), found, atol=1e-4)
+    assert np.allclose(quantise_prune.quantise(found, bits, group), found, atol=1e-4)
     assert (found[weight == 0] == 0).all()
 
 
 @settings(max_examples=60, deadline=None)
 @given(MATRICES, st.floats(0, 1))
 def test_pruning_zeroes_just_the_share(weight: np.ndarray, share: float) -> None:
-    found = edits.prune(weight, share=share)
+    found = quantise_prune.prune(weight, share=share)
     assert (found == 0).sum() == max(round(share * weight.size), int((weight == 0).sum()))
     assert ((found == weight) | (found == 0)).all()
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import strati
 from strati import interventions as iv
 from strati.core.errors import BadInputError, UnsupportedError
-from strati.interventions.data_aware_edits import output_error, prune_units
 from strati.interventions.input_covariance import InputCovariance
+from strati.interventions.quantise_prune import output_error, prune_units
 from strati.interventions.targets import find_targets
 from strati.interventions.unit_removal import producers, remove_units, zero_units
 

@@ -197,8 +197,7 @@ def test_gptq_gives_the_codes_of_llm_compressor() -> None:
     import numpy as np
     from compressed_tensors.quantization import QuantizationArgs
 
-    from strati.interventions.data_aware_edits import gptq
-    from strati.interventions.edits import Grid
+    from strati.interventions.quantise_prune import Grid, gptq
 
     rng = np.random.default_rng(0)
     w = rng.standard_normal((24, 160))

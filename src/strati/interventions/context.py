@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from strati.core.errors import BadInputError
 from strati.core.options import nearest
 from strati.core.rng import stream
-from strati.interventions.changes import LayerEdits, make_change, source_key, tensors_of
+from strati.interventions.edits import LayerEdits, make_change, source_key, tensors_of
 from strati.interventions.kinds import KINDS, Point, make, read_setting
 from strati.interventions.targets import (
     Target,

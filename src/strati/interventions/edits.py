@@ -1,24 +1,34 @@
-r"""What the interventions do to one matrix, in numpy: outputs first, a kernel's taps with its inputs.
+r"""What the interventions do to one layer: from a setting to new values.
 
-Spectral ones share one decomposition (:class:`Directions`), so that twenty ranks cost little more than one. All take
-the matrix in float32 or float64 and compute in float64.
+The edits of a matrix are numpy functions: outputs first, a kernel's taps with its inputs, computed in float64. Spectral
+ones share one decomposition (:class:`Directions`), so that twenty ranks cost little more than one. Every change of a
+layer is made from the same intact values and, where chance is involved, from a stream of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from strati.comparison.update import damp_intruders
 from strati.core.errors import BadInputError
+from strati.interventions import quantise_prune
+from strati.interventions.kinds import BLOCK_KINDS, HIDDEN, KINDS, Intervention, Pairs, Point, run_length
+from strati.interventions.targets import Change, Target, as_matrix, from_matrix
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from strati.core.results import FloatArray
+    from strati.interventions.input_covariance import InputCovariance
+
+Values = tuple[NDArray[Any], NDArray[Any] | None]
+Others = Mapping[str, Mapping[str, NDArray[Any]]]
+"""Tensors of other networks, for ``swap``, ``adapt`` and ``damp-intruders``, by :func:`source_key`."""
+_RIDGE = 1e-10
+"""Of the mean input's power: decides between truncations that are equally good for a singular covariance."""
 
 
 class Directions:
@@ -67,6 +77,51 @@ class Directions:
         if self.matrix.shape[0] >= self.matrix.shape[1]:
             return self.matrix @ directions, directions.T
         return directions, directions.T @ self.matrix
+
+
+class InputDirections(Directions):
+    r"""Output directions of a layer, ordered by the power that they carry on the calibration data.
+
+    With :math:`U_k` the leading eigenvectors of :math:`W C W^T`, :math:`W' = U_k U_k^T W` minimises
+    :math:`\|(W - W') X\|_F` over all matrices of rank k: :math:`W' C^{1/2}` is the truncated singular value
+    decomposition of :math:`W C^{1/2}` (Eckart and Young). No inverse of C appears, so C may be singular. Of an
+    embedding, whose tokens occur with different frequencies, the rows are weighted by them.
+
+    References:
+        Wang et al. 2024, SVD-LLM: truncation-aware singular value decomposition.
+
+    Examples:
+        >>> from strati.interventions.input_covariance import InputCovariance
+        >>> rarely_used = InputCovariance("fc", np.diag([0.01, 1.0]), 100)
+        >>> InputDirections(np.diag([3.0, 2.0]), rarely_used).keep(slice(0, 1)).round(6).tolist()
+        [[0.0, 0.0], [0.0, 2.0]]
+    """
+
+    def __init__(self, matrix: NDArray[Any], covariance: InputCovariance) -> None:
+        super().__init__(matrix)
+        self._covariance = covariance
+
+    @cached_property
+    def _decomposed(self) -> tuple[FloatArray, FloatArray]:
+        c = self._covariance.matrix
+        c = c + _RIDGE * (np.trace(c) / len(c) or 1.0) * np.eye(len(c))
+        w = self._scale[:, None] * self.matrix
+        basis = None
+        if w.shape[0] > w.shape[1]:
+            basis, w = np.linalg.qr(w)
+        values, vectors = np.linalg.eigh(w @ c @ w.T)
+        vectors = vectors if basis is None else basis @ vectors
+        return np.maximum(values[::-1], 0.0), vectors[:, ::-1]
+
+    @cached_property
+    def _scale(self) -> FloatArray:
+        weights = self._covariance.row_weights
+        return np.ones(len(self.matrix)) if weights is None else np.sqrt(weights)
+
+    def factors(self, which: slice) -> tuple[FloatArray, FloatArray]:
+        """The part that some directions carry, as a product of two matrices, (rows, k) and (k, cols)."""
+        directions = self._decomposed[1][:, which]
+        return directions / self._scale[:, None], (directions * self._scale[:, None]).T @ self.matrix
 
 
 def truncate_rank(
@@ -157,110 +212,6 @@ def remove_quasi_null(directions: Directions) -> FloatArray:
     return remove_small(directions, count) if count else directions.matrix.copy()
 
 
-@dataclass(frozen=True)
-class Grid:
-    r"""The levels that weights are rounded to, one scale per row.
-
-    With levels from the smallest to the largest weight (zero among them):
-    :math:`s = (\max - \min)/(2^b - 1)`, :math:`z = \mathrm{round}(-\min/s)`,
-    :math:`q = \mathrm{clip}(\mathrm{round}(w/s) + z, 0, 2^b - 1)`, :math:`w' = s (q - z)`. Symmetric:
-    :math:`s = \max|w|/(2^{b-1} - 1)`, :math:`w' = s\,\mathrm{clip}(\mathrm{round}(w/s), -2^{b-1}, 2^{b-1} - 1)`.
-    """
-
-    step: FloatArray
-    zero: FloatArray
-    least: int
-    most: int
-
-    @classmethod
-    def of(cls, weights: FloatArray, bits: int, symmetric: bool = False) -> Grid:
-        """The grid of the weights along the last axis."""
-        if symmetric:
-            top = 2 ** (bits - 1) - 1
-            step = np.abs(weights).max(axis=-1, keepdims=True) / top
-            step[step == 0] = 1.0
-            return cls(step, np.zeros_like(step), -top - 1, top)
-        low = np.minimum(weights.min(axis=-1, keepdims=True), 0.0)
-        high = np.maximum(weights.max(axis=-1, keepdims=True), 0.0)
-        step = (high - low) / (2**bits - 1)
-        step[step == 0] = 1.0
-        return cls(step, np.round(-low / step), 0, 2**bits - 1)
-
-    def with_zero(self, zero: FloatArray) -> Grid:
-        """The same scales with other zero points."""
-        return replace(self, zero=zero)
-
-    def codes(self, weights: FloatArray) -> FloatArray:
-        """The integers that weights are stored as."""
-        # Rounded before the zero point is added where that is rounded_zero, as every published implementation does.
-        rounded_zero = np.round(self.zero)
-        return np.clip(
-            np.round(weights / self.step + (self.zero - rounded_zero)) + rounded_zero, self.least, self.most
-        )
-
-    def values(self, codes: FloatArray) -> FloatArray:
-        """The weights that integers stand for."""
-        return self.step * (codes - self.zero)
-
-    def nearest(self, weights: FloatArray) -> FloatArray:
-        """The nearest levels."""
-        return self.values(self.codes(weights))
-
-
-def grouped(matrix: FloatArray, group: int | None, change: Callable[[FloatArray], FloatArray]) -> FloatArray:
-    """Change a matrix group by group of neighbouring inputs; ``change`` is given (rows, groups, size)."""
-    rows, cols = matrix.shape
-    size = min(group or cols, cols)
-    padded = -(-cols // size) * size
-    # A short last group is filled up with its own last value, which moves neither its smallest nor its largest.
-    filler = np.repeat(matrix[:, -1:], padded - cols, axis=1)
-    wide = np.concatenate([matrix, filler], axis=1) if padded > cols else matrix
-    changed = change(wide.reshape(rows, -1, size))
-    return np.ascontiguousarray(changed.reshape(rows, padded)[:, :cols])
-
-
-def quantise(
-    matrix: NDArray[Any], bits: int, group: int | None = None, symmetric: bool = False
-) -> FloatArray:
-    """Round to nearest on ``2^bits`` levels, one scale per output and group of inputs.
-
-    Examples:
-        >>> quantise(np.array([[0.0, 0.4, 1.0, 3.0]]), bits=2).tolist()
-        [[0.0, 0.0, 1.0, 3.0]]
-    """
-    w = np.asarray(matrix, dtype=np.float64)
-    return grouped(w, group, lambda block: Grid.of(block, bits, symmetric).nearest(block))
-
-
-def prune(matrix: NDArray[Any], share: float | None = None, pattern: str | None = None) -> FloatArray:
-    """Zero the smallest entries: ``round(share size)`` of all, or all but n of every m neighbouring inputs.
-
-    Examples:
-        >>> prune(np.array([[1.0, -2.0, 3.0, 0.5]]), share=0.5).tolist()
-        [[0.0, -2.0, 3.0, 0.0]]
-        >>> prune(np.array([[1.0, -2.0, 3.0, 4.0]]), pattern="1:2").tolist()
-        [[0.0, -2.0, 0.0, 4.0]]
-    """
-    w = np.asarray(matrix, dtype=np.float64)
-    return np.where(pruned_places(np.abs(w), share, pattern), 0.0, w)
-
-
-def pruned_places(scores: FloatArray, share: float | None, pattern: str | None) -> NDArray[np.bool_]:
-    """Where entries are zeroed: those of least score, or all but the n highest of every m neighbouring inputs."""
-    gone = np.zeros(scores.shape, dtype=bool)
-    if pattern is None:
-        assert share is not None
-        least = np.argsort(scores, axis=None, kind="stable")[: round(share * scores.size)]
-        gone.reshape(-1)[least] = True
-        return gone
-    keep, size = (int(n) for n in pattern.split(":"))
-    for start in range(0, scores.shape[1], size):
-        block = scores[:, start : start + size]
-        least = np.argsort(block, axis=1, kind="stable")[:, : max(block.shape[1] - keep, 0)]
-        np.put_along_axis(gone[:, start : start + size], least, True, axis=1)
-    return gone
-
-
 def permute_entries(matrix: NDArray[Any], rng: np.random.Generator) -> FloatArray:
     """The same entries in random places."""
     w = np.asarray(matrix, dtype=np.float64)
@@ -279,3 +230,210 @@ def adapt(matrix: NDArray[Any], base: NDArray[Any], rank: int) -> FloatArray:
     """The base with only rank ``rank`` of the update: ``base + truncate(matrix - base)``."""
     start = np.asarray(base, dtype=np.float64)
     return start + truncate(Directions(np.asarray(matrix, dtype=np.float64) - start), rank=rank)
+
+
+class LayerEdits:
+    """The edits of one layer, sharing its singular directions.
+
+    Examples:
+        >>> target = Target("fc", "linear", "linear", (2, 3), False)
+        >>> layer = LayerEdits(target, (np.diag([3.0, 1.0, 0.0])[:2].astype(np.float32), None))
+        >>> layer.weight("truncate", {"rank": 1}).tolist()
+        [[3.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+    """
+
+    def __init__(
+        self, target: Target, values: Values, inputs: Callable[[str], InputCovariance] | None = None
+    ) -> None:
+        self.target = target
+        self._inputs = inputs
+        self.matrix = values[0] if target.composite else as_matrix(values[0], target.kind)
+        self._directions: Directions | None = None
+        self._update: Directions | None = None
+
+    @property
+    def directions(self) -> Directions:
+        """The layer's singular directions, computed when first asked for."""
+        if self._directions is None:
+            self._directions = Directions(self.matrix)
+        return self._directions
+
+    @cached_property
+    def covariance(self) -> InputCovariance:
+        """The second moments of the layer's inputs.
+
+        Raises:
+            BadInputError: There are no calibration data, or none of them reach the layer.
+        """
+        if self._inputs is None:
+            raise BadInputError(
+                self.target.name, "a data-aware edit needs calibration data; give calibration="
+            )
+        return self._inputs(self.target.name)
+
+    @cached_property
+    def input_directions(self) -> Directions:
+        """The layer's output directions by their power on the calibration data."""
+        return InputDirections(self.matrix, self.covariance)
+
+    def truncation(self, setting: Mapping[str, Any]) -> tuple[Directions, int]:
+        """The directions that a setting of ``truncate`` ranks, and how many of them it keeps."""
+        values = dict(setting)
+        by_inputs = values.pop("metric", None) == "inputs"
+        directions = self.input_directions if by_inputs else self.directions
+        return directions, truncate_rank(directions, **values)
+
+    def weight(
+        self,
+        name: str,
+        setting: Mapping[str, Any],
+        rng: np.random.Generator | None = None,
+        other: NDArray[Any] | None = None,
+    ) -> NDArray[np.float32]:
+        """The changed weight in the layer's own shape.
+
+        Args:
+            name: One of strati's interventions on weights.
+            setting: Its values.
+            rng: Where chance is involved.
+            other: The other network's weight, for ``swap`` and ``adapt``.
+        """
+        return from_matrix(self._edit(name, setting, rng, other), self.target.kind, self.target.shape)
+
+    def _edit(
+        self,
+        name: str,
+        setting: Mapping[str, Any],
+        rng: np.random.Generator | None,
+        other: NDArray[Any] | None,
+    ) -> NDArray[Any]:
+        values = {key: value for key, value in setting.items() if key not in ("checkpoint", HIDDEN)}
+        if name in ("swap", "adapt", "damp-intruders"):
+            assert other is not None
+            base = np.asarray(as_matrix(other, self.target.kind), dtype=np.float64)
+            if name == "swap":
+                return base
+            if name == "damp-intruders":
+                return damp_intruders(base, self.matrix, values["factor"])
+            if self._update is None:
+                self._update = Directions(self.matrix.astype(np.float64) - base)
+            return base + truncate(self._update, **values)
+        plain: dict[str, Callable[[], NDArray[Any]]] = {
+            "truncate": lambda: keep_rank(*self.truncation(values)),
+            "remove-small": lambda: remove_small(self.directions, **values),
+            "remove-large": lambda: remove_large(self.directions, **values),
+            "remove-quasi-null": lambda: remove_quasi_null(self.directions),
+            "signal-only": lambda: signal_part(self.matrix),
+            "noise-only": lambda: noise_part(self.matrix),
+            "quantise": lambda: self._by_method(quantise_prune.quantise, values),
+            "prune": lambda: self._by_method(quantise_prune.prune, values),
+            "zero": lambda: np.zeros_like(self.matrix),
+            "scale": lambda: self.matrix.astype(np.float64) * values["factor"],
+        }
+        if name in plain:
+            return plain[name]()
+        assert rng is not None
+        if name == "permute-entries":
+            return permute_entries(self.matrix, rng)
+        if name == "noise":
+            return add_noise(self.matrix, values["size"], rng)
+        raise BadInputError(name, "is not a change to a weight")
+
+    def _by_method(self, plain: Callable[..., NDArray[Any]], values: dict[str, Any]) -> NDArray[Any]:
+        """The weight quantised or pruned by a published method, or plainly where none is given."""
+        method = values.pop("method", None)
+        if "unit" in values:
+            return quantise_prune.prune_units(self.matrix, self.covariance, **values)
+        if method is None:
+            return plain(self.matrix, **values)
+        if method == "hqq":
+            return quantise_prune.hqq(self.matrix, **values)
+        edit: Callable[..., NDArray[Any]] = getattr(quantise_prune, method)
+        return edit(self.matrix, self.covariance.matrix, **values)
+
+
+def make_change(
+    layer: LayerEdits,
+    one: Intervention,
+    point: Point,
+    rng: np.random.Generator | None,
+    others: Others,
+) -> Change:
+    """One change of a layer or block by any intervention but re-initialising and re-randomising.
+
+    Raises:
+        BadInputError: The user's function returned something else than a weight of the same shape.
+    """
+    target, setting = layer.target, dict(point.setting)
+    if one.name in BLOCK_KINDS:
+        names = target.members[: run_length(one.name, setting)]
+        word = "identity" if one.name == "drop" else one.name
+        return Change(one.name, 0, None, None, f"{word}: {', '.join(names)}", point.text, names)
+    if one.name not in KINDS:
+        weight = _own(one, layer, rng)
+        return Change(one.name, point.draw, weight, None, "the user's function", point.text)
+    if KINDS[one.name].source:
+        tensors = others[source_key(one, point.setting)]
+        weight = layer.weight(one.name, setting, rng, _tensor(tensors, f"{target.name}.weight", target.shape))
+        bias = None
+        if one.name == "swap" and target.bias:
+            bias = _tensor(tensors, f"{target.name}.bias", None).astype(np.float32)
+        return Change(one.name, point.draw, weight, bias, "the other network's values", point.text)
+    weight = layer.weight(one.name, setting, rng)
+    return Change(one.name, point.draw, weight, None, "trained values, changed", point.text)
+
+
+def source_key(one: Intervention, setting: Pairs) -> str:
+    """Under which name the other network of a setting is kept."""
+    options = dict(setting)
+    return str(options.get("checkpoint", options.get(HIDDEN, f"{one.name}:source")))
+
+
+def tensors_of(source: Any) -> dict[str, NDArray[Any]]:
+    """A network's tensors by name, whatever names the network; those of a PEFT model with its updates in them.
+
+    Raises:
+        BadInputError: It is no network, the file is broken, or an adapter's base is not there.
+    """
+    from strati.io.adapters.merge import carries_adapter, is_adapter, merge_with_base, unwrapped
+    from strati.io.network import open as open_network
+
+    network = open_network(source)
+    if is_adapter(network):
+        network = merge_with_base(network)
+    elif carries_adapter(network):
+        network = unwrapped(network)
+    return {t.name: _readable(network.read(t.name)) for t in network.tensors if t.floating}
+
+
+def _readable(values: NDArray[Any]) -> NDArray[Any]:
+    """A copy of its own, of a type that numpy can compute with: half precision and smaller in single."""
+    return np.array(values, np.float32) if values.dtype.itemsize < 4 else np.array(values)
+
+
+def _tensor(tensors: Mapping[str, NDArray[Any]], name: str, shape: tuple[int, ...] | None) -> NDArray[Any]:
+    tensor = tensors.get(name)
+    if tensor is None or (shape is not None and tuple(tensor.shape) != shape):
+        there = "does not have it" if tensor is None else f"has it as {tuple(tensor.shape)}"
+        raise BadInputError(name, f"the other network {there}; swap needs the same shapes")
+    return np.asarray(tensor)
+
+
+def _own(
+    intervention: Intervention, layer: LayerEdits, rng: np.random.Generator | None
+) -> NDArray[np.float32]:
+    shape = layer.target.shape
+    try:
+        edited = intervention.source(from_matrix(layer.matrix, layer.target.kind, shape).copy(), rng)
+        weight = np.asarray(
+            edited.detach().cpu().numpy() if hasattr(edited, "detach") else edited, dtype=np.float32
+        )
+    except Exception as error:  # the user's function: whatever it raises is this point's reason
+        raise BadInputError(
+            f"intervention {intervention.name}", f"raised {type(error).__name__}: {error}"
+        ) from None
+    if weight.shape != shape:
+        raise BadInputError(
+            f"intervention {intervention.name}", f"returned shape {weight.shape}, not {shape}"
+        )
+    return np.ascontiguousarray(weight)

@@ -20,7 +20,7 @@ from torch import nn
 from strati.core.errors import BadInputError, UnsupportedError
 from strati.interventions.cached_forward import ActivationCache, ChainProbe, whole_scores
 from strati.interventions.cached_forward import Measurement as Measurement
-from strati.interventions.changes import LayerEdits, Others, make_change, source_key, tensors_of
+from strati.interventions.edits import LayerEdits, Others, make_change, source_key, tensors_of
 from strati.interventions.experts import expert_change, score_experts
 from strati.interventions.input_covariance import CalibrationInputs
 from strati.interventions.kinds import Point, make, read_setting

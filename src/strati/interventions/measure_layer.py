@@ -17,7 +17,7 @@ from strati.core.display import printable
 from strati.core.errors import BadInputError
 from strati.core.rng import stream
 from strati.interventions.cached_forward import Measurement, measure_module
-from strati.interventions.changes import LayerEdits, Values, make_change
+from strati.interventions.edits import LayerEdits, Values, make_change
 from strati.interventions.evaluator import Evaluator
 from strati.interventions.experts import score_change
 from strati.interventions.initialisers import scheme_of

@@ -22,7 +22,7 @@ from torch import nn
 from strati.core.errors import BadInputError
 from strati.core.files import write_atomic
 from strati.interventions.blocks import find_blocks
-from strati.interventions.changes import Others, source_key, tensors_of
+from strati.interventions.edits import Others, source_key, tensors_of
 from strati.interventions.evaluator import Evaluate, Evaluator
 from strati.interventions.experts import find_experts
 from strati.interventions.input_covariance import CalibrationInputs

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 import strati
 from strati import interventions as iv
 from strati.core.errors import BadInputError
-from strati.interventions.changes import LayerEdits
 from strati.interventions.compress.packed import pack, packed_layer
-from strati.interventions.data_aware_edits import gptq
-from strati.interventions.edits import quantise
+from strati.interventions.edits import LayerEdits
 from strati.interventions.input_covariance import InputCovariance
+from strati.interventions.quantise_prune import gptq, quantise
 from strati.interventions.targets import Target
 
 transformers = pytest.importorskip("transformers")

@@ -17,13 +17,12 @@ import numpy as np
 
 from strati.core.errors import BadInputError
 from strati.interventions.compress.exports import WeightScheme, config_groups
-from strati.interventions.data_aware_edits import gptq_grids
-from strati.interventions.edits import Grid
+from strati.interventions.quantise_prune import Grid, gptq_grids
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.interventions.changes import LayerEdits
+    from strati.interventions.edits import LayerEdits
 
 _WORDS = 32
 _CONTAINERS = {1: 2, 2: 2, 3: 4, 4: 4, 5: 8, 6: 8, 7: 8, 8: 8}

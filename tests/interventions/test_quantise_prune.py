@@ -9,17 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strati.interventions import edits
-from strati.interventions.data_aware_edits import (
-    InputDirections,
-    awq,
-    gptq,
-    hqq,
-    output_error,
-    sparsegpt,
-    wanda,
-)
+from strati.interventions import edits, quantise_prune
+from strati.interventions.edits import InputDirections
 from strati.interventions.input_covariance import InputCovariance
+from strati.interventions.quantise_prune import awq, gptq, hqq, output_error, sparsegpt, wanda
 
 
 def _case(rows: int, cols: int, tokens: int, seed: int) -> tuple[Any, Any, Any]:
@@ -114,12 +107,14 @@ def test_gptq_equals_explicit_column_by_column_updates(cols: int, group: int, sy
 @pytest.mark.parametrize("bits", [2, 3, 4])
 def test_data_aware_rounding_is_better_than_to_nearest(bits: int) -> None:
     w, _, c = _case(32, 48, 500, bits)
-    plain = output_error(w, edits.quantise(w, bits, 16), c)
+    plain = output_error(w, quantise_prune.quantise(w, bits, 16), c)
     assert output_error(w, gptq(w, c, bits, 16), c) < 0.7 * plain
     assert output_error(w, awq(w, c, bits, 16), c) < plain
     half = hqq(w, bits, 16)
     # The half-quadratic fit lowers the norm it is made for, group by group.
-    norms = [(np.abs(w - v) ** 0.7).reshape(32, 3, 16).sum(2) for v in (half, edits.quantise(w, bits, 16))]
+    norms = [
+        (np.abs(w - v) ** 0.7).reshape(32, 3, 16).sum(2) for v in (half, quantise_prune.quantise(w, bits, 16))
+    ]
     assert (norms[0] <= norms[1] * (1 + 1e-12)).all()
     assert norms[0].sum() < 0.97 * norms[1].sum()
     assert max(len(np.unique(row)) for row in half.reshape(-1, 16).round(9)) <= 2**bits
@@ -147,7 +142,9 @@ def test_sparsegpt_is_better_than_masks_without_compensation(pattern: str | None
     sparse = sparsegpt(w, c, share, pattern)
     assert (sparse == 0).mean() == 0.5
     error = output_error(w, sparse, c)
-    others = [output_error(w, v, c) for v in (edits.prune(w, share, pattern), wanda(w, c, share, pattern))]
+    others = [
+        output_error(w, v, c) for v in (quantise_prune.prune(w, share, pattern), wanda(w, c, share, pattern))
+    ]
     assert error < 0.5 * min(others)
     # Its own mask cannot do better than least squares on what it keeps.
     bound = 0.0

@@ -1,20 +1,19 @@
-r"""Edits of one matrix that use the second moments of its inputs, in numpy.
+r"""Quantising and pruning one matrix, in numpy: to nearest and by magnitude, or by the second moments of its inputs.
 
-All of them reduce :math:`\|(W - W') X\|_F^2 = n\,\mathrm{tr}\,(W - W')\, C\, (W - W')^T`, where :math:`C` is the input
-covariance (:mod:`strati.interventions.input_covariance`), instead of the distance of the weights themselves.
+The data-aware ones reduce :math:`\|(W - W') X\|_F^2 = n\,\mathrm{tr}\,(W - W')\, C\, (W - W')^T`, where :math:`C`
+is the input covariance (:mod:`strati.interventions.input_covariance`), instead of the distance of the weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import linalg
 
 from strati.core.errors import BadInputError
-from strati.interventions.edits import Directions, Grid, grouped, pruned_places
 from strati.interventions.unit_removal import removed_units
 
 if TYPE_CHECKING:
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from strati.core.results import FloatArray
     from strati.interventions.input_covariance import InputCovariance
 
-_RIDGE = 1e-10
-"""Of the mean input's power: decides between truncations that are equally good for a singular covariance."""
 _DAMPING = 0.01
 """Of the mean input's power, added to the diagonal by GPTQ and SparseGPT, as in the published code."""
 _BLOCK = 128
@@ -33,49 +30,108 @@ _AWQ_POWERS = np.linspace(0.0, 1.0, 21)
 _HQQ_STEPS, _HQQ_NORM, _HQQ_BETA, _HQQ_GROWTH = 20, 0.7, 10.0, 1.01
 
 
-class InputDirections(Directions):
-    r"""Output directions of a layer, ordered by the power that they carry on the calibration data.
+@dataclass(frozen=True)
+class Grid:
+    r"""The levels that weights are rounded to, one scale per row.
 
-    With :math:`U_k` the leading eigenvectors of :math:`W C W^T`, :math:`W' = U_k U_k^T W` minimises
-    :math:`\|(W - W') X\|_F` over all matrices of rank k: :math:`W' C^{1/2}` is the truncated singular value
-    decomposition of :math:`W C^{1/2}` (Eckart and Young). No inverse of C appears, so C may be singular. Of an
-    embedding, whose tokens occur with different frequencies, the rows are weighted by them.
-
-    References:
-        Wang et al. 2024, SVD-LLM: truncation-aware singular value decomposition.
-
-    Examples:
-        >>> from strati.interventions.input_covariance import InputCovariance
-        >>> rarely_used = InputCovariance("fc", np.diag([0.01, 1.0]), 100)
-        >>> InputDirections(np.diag([3.0, 2.0]), rarely_used).keep(slice(0, 1)).round(6).tolist()
-        [[0.0, 0.0], [0.0, 2.0]]
+    With levels from the smallest to the largest weight (zero among them):
+    :math:`s = (\max - \min)/(2^b - 1)`, :math:`z = \mathrm{round}(-\min/s)`,
+    :math:`q = \mathrm{clip}(\mathrm{round}(w/s) + z, 0, 2^b - 1)`, :math:`w' = s (q - z)`. Symmetric:
+    :math:`s = \max|w|/(2^{b-1} - 1)`, :math:`w' = s\,\mathrm{clip}(\mathrm{round}(w/s), -2^{b-1}, 2^{b-1} - 1)`.
     """
 
-    def __init__(self, matrix: NDArray[Any], covariance: InputCovariance) -> None:
-        super().__init__(matrix)
-        self._covariance = covariance
+    step: FloatArray
+    zero: FloatArray
+    least: int
+    most: int
 
-    @cached_property
-    def _decomposed(self) -> tuple[FloatArray, FloatArray]:
-        c = self._covariance.matrix
-        c = c + _RIDGE * (np.trace(c) / len(c) or 1.0) * np.eye(len(c))
-        w = self._scale[:, None] * self.matrix
-        basis = None
-        if w.shape[0] > w.shape[1]:
-            basis, w = np.linalg.qr(w)
-        values, vectors = np.linalg.eigh(w @ c @ w.T)
-        vectors = vectors if basis is None else basis @ vectors
-        return np.maximum(values[::-1], 0.0), vectors[:, ::-1]
+    @classmethod
+    def of(cls, weights: FloatArray, bits: int, symmetric: bool = False) -> Grid:
+        """The grid of the weights along the last axis."""
+        if symmetric:
+            top = 2 ** (bits - 1) - 1
+            step = np.abs(weights).max(axis=-1, keepdims=True) / top
+            step[step == 0] = 1.0
+            return cls(step, np.zeros_like(step), -top - 1, top)
+        low = np.minimum(weights.min(axis=-1, keepdims=True), 0.0)
+        high = np.maximum(weights.max(axis=-1, keepdims=True), 0.0)
+        step = (high - low) / (2**bits - 1)
+        step[step == 0] = 1.0
+        return cls(step, np.round(-low / step), 0, 2**bits - 1)
 
-    @cached_property
-    def _scale(self) -> FloatArray:
-        weights = self._covariance.row_weights
-        return np.ones(len(self.matrix)) if weights is None else np.sqrt(weights)
+    def with_zero(self, zero: FloatArray) -> Grid:
+        """The same scales with other zero points."""
+        return replace(self, zero=zero)
 
-    def factors(self, which: slice) -> tuple[FloatArray, FloatArray]:
-        """The part that some directions carry, as a product of two matrices, (rows, k) and (k, cols)."""
-        directions = self._decomposed[1][:, which]
-        return directions / self._scale[:, None], (directions * self._scale[:, None]).T @ self.matrix
+    def codes(self, weights: FloatArray) -> FloatArray:
+        """The integers that weights are stored as."""
+        # Rounded before the zero point is added where that is rounded_zero, as every published implementation does.
+        rounded_zero = np.round(self.zero)
+        return np.clip(
+            np.round(weights / self.step + (self.zero - rounded_zero)) + rounded_zero, self.least, self.most
+        )
+
+    def values(self, codes: FloatArray) -> FloatArray:
+        """The weights that integers stand for."""
+        return self.step * (codes - self.zero)
+
+    def nearest(self, weights: FloatArray) -> FloatArray:
+        """The nearest levels."""
+        return self.values(self.codes(weights))
+
+
+def grouped(matrix: FloatArray, group: int | None, change: Callable[[FloatArray], FloatArray]) -> FloatArray:
+    """Change a matrix group by group of neighbouring inputs; ``change`` is given (rows, groups, size)."""
+    rows, cols = matrix.shape
+    size = min(group or cols, cols)
+    padded = -(-cols // size) * size
+    # A short last group is filled up with its own last value, which moves neither its smallest nor its largest.
+    filler = np.repeat(matrix[:, -1:], padded - cols, axis=1)
+    wide = np.concatenate([matrix, filler], axis=1) if padded > cols else matrix
+    changed = change(wide.reshape(rows, -1, size))
+    return np.ascontiguousarray(changed.reshape(rows, padded)[:, :cols])
+
+
+def quantise(
+    matrix: NDArray[Any], bits: int, group: int | None = None, symmetric: bool = False
+) -> FloatArray:
+    """Round to nearest on ``2^bits`` levels, one scale per output and group of inputs.
+
+    Examples:
+        >>> quantise(np.array([[0.0, 0.4, 1.0, 3.0]]), bits=2).tolist()
+        [[0.0, 0.0, 1.0, 3.0]]
+    """
+    w = np.asarray(matrix, dtype=np.float64)
+    return grouped(w, group, lambda block: Grid.of(block, bits, symmetric).nearest(block))
+
+
+def prune(matrix: NDArray[Any], share: float | None = None, pattern: str | None = None) -> FloatArray:
+    """Zero the smallest entries: ``round(share size)`` of all, or all but n of every m neighbouring inputs.
+
+    Examples:
+        >>> prune(np.array([[1.0, -2.0, 3.0, 0.5]]), share=0.5).tolist()
+        [[0.0, -2.0, 3.0, 0.0]]
+        >>> prune(np.array([[1.0, -2.0, 3.0, 4.0]]), pattern="1:2").tolist()
+        [[0.0, -2.0, 0.0, 4.0]]
+    """
+    w = np.asarray(matrix, dtype=np.float64)
+    return np.where(pruned_places(np.abs(w), share, pattern), 0.0, w)
+
+
+def pruned_places(scores: FloatArray, share: float | None, pattern: str | None) -> NDArray[np.bool_]:
+    """Where entries are zeroed: those of least score, or all but the n highest of every m neighbouring inputs."""
+    gone = np.zeros(scores.shape, dtype=bool)
+    if pattern is None:
+        assert share is not None
+        least = np.argsort(scores, axis=None, kind="stable")[: round(share * scores.size)]
+        gone.reshape(-1)[least] = True
+        return gone
+    keep, size = (int(n) for n in pattern.split(":"))
+    for start in range(0, scores.shape[1], size):
+        block = scores[:, start : start + size]
+        least = np.argsort(block, axis=1, kind="stable")[:, : max(block.shape[1] - keep, 0)]
+        np.put_along_axis(gone[:, start : start + size], least, True, axis=1)
+    return gone
 
 
 def output_error(before: NDArray[Any], after: NDArray[Any], covariance: FloatArray) -> float:
