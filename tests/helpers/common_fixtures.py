@@ -31,7 +31,7 @@ _described = plugin.describe_reproductions()  # removed with this module
 @pytest.fixture(scope="session", autouse=True)
 def one_process() -> Iterator[None]:
     """Work stays in this process where a test does not say how many: a worker would import torch for a tiny network."""
-    with mock.patch("strati.jobs.driver.cores", return_value=1):
+    with mock.patch("strati.jobs.store.cores", return_value=1):
         yield
 
 

@@ -38,8 +38,8 @@ from strati.io.layers import as_patterns, select
 from strati.io.network import Network, Openable
 from strati.io.network import open as open_network
 from strati.io.roles import Role
-from strati.jobs.driver import Run
 from strati.jobs.progress import Ticker, as_ticker
+from strati.jobs.store import Run
 from strati.spectra.layerwise import default_workers, spectra, stored_spectra
 from strati.spectra.scan import Scanned
 from strati.spectra.spectrum import Spectrum, SpectrumConfig

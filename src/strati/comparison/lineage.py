@@ -42,10 +42,9 @@ from strati.core.results import Tick, jsonable, silent
 from strati.io.adapters.merge import is_adapter
 from strati.io.network import Network, Openable
 from strati.io.network import open as open_network
-from strati.jobs.driver import Run, run_cached
 from strati.jobs.engine import Load, Outcome, Unit, cores, in_threads, one_thread
 from strati.jobs.progress import as_ticker
-from strati.jobs.store import Finished, unit_key
+from strati.jobs.store import Finished, Run, run_cached, unit_key
 
 if TYPE_CHECKING:
     from strati.core.option_types import LineageOptions

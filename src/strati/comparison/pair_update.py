@@ -37,9 +37,8 @@ from strati.core.results import Flag, jsonable
 from strati.core.rng import stream
 from strati.io.adapters.lora import resolution
 from strati.io.align import Aligned, align, rescaled
-from strati.jobs.driver import Run, run_cached
 from strati.jobs.engine import Load, Outcome, Unit, in_thread, in_threads
-from strati.jobs.store import Finished, unit_key
+from strati.jobs.store import Finished, Run, run_cached, unit_key
 from strati.spectra.layerwise import weights_identity
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ from strati.interventions.tasks import (
     scores_of,
     study_data,
 )
-from strati.jobs.driver import Run
+from strati.jobs.store import Run
 from strati.landscape.mlp.sequential import as_chain
 
 if TYPE_CHECKING:

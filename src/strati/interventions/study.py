@@ -32,9 +32,8 @@ from strati.interventions.study_config import (
     performance_text,
 )
 from strati.interventions.study_spec import read_spec
-from strati.jobs.driver import Run, drive, interruptible, open_store, shared_folder
 from strati.jobs.engine import Outcome
-from strati.jobs.store import Finished, Store
+from strati.jobs.store import Finished, Run, Store, drive, interruptible, open_store, shared_folder
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -25,7 +25,7 @@ from strati.interventions.kinds import (
 )
 from strati.interventions.targets import Target, target_of
 from strati.io.layers import as_patterns
-from strati.jobs.driver import Run
+from strati.jobs.store import Run
 
 STORE = "study.sqlite"
 DATA = "data.npz"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from strati.interventions.tasks import StudyData
-    from strati.jobs.driver import Run
+    from strati.jobs.store import Run
 
 Rules = Mapping[str, Rule]
 

@@ -29,9 +29,8 @@ import numpy as np
 from strati.core.results import Flag, Result, Tick, jsonable, silent
 from strati.core.rng import derive
 from strati.io.quantised.rounding_error import Rounding
-from strati.jobs.driver import Run, run_cached
 from strati.jobs.engine import Load, Outcome, Unit, cores, in_thread, in_threads
-from strati.jobs.store import Finished, unit_key
+from strati.jobs.store import Finished, Run, run_cached, unit_key
 from strati.spectra.eigenvalues import Eigenvalues, Gap, gram, pooled
 from strati.spectra.marchenko_pastur import Bulk
 from strati.spectra.noise_model import NoiseModel

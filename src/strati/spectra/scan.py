@@ -18,7 +18,7 @@ from strati.core.options import nearest, resolve
 from strati.core.results import Flag, Result, Tick, silent
 from strati.io.inspection import adapter_fields
 from strati.io.roles import Role
-from strati.jobs.driver import Run
+from strati.jobs.store import Run
 from strati.spectra.eigenvalues import torch_on
 from strati.spectra.layerwise import default_workers, spectra, stored_spectra
 from strati.spectra.spectrum import Spectrum, SpectrumConfig

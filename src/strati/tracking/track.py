@@ -28,9 +28,8 @@ from strati.core.options import resolve
 from strati.core.results import Tick, silent
 from strati.io.in_memory import is_module
 from strati.io.to_module import as_module
-from strati.jobs.driver import Run, drive, interruptible, open_store, shared_folder
 from strati.jobs.engine import Outcome, Unit
-from strati.jobs.store import Finished, Store, unit_key
+from strati.jobs.store import Finished, Run, Store, drive, interruptible, open_store, shared_folder, unit_key
 from strati.tracking.checkpoints import data_identity, grouped, in_order, left_out
 from strati.tracking.config import METRICS, TrackConfig
 from strati.tracking.measure import GROUPS, HEADS, LAYERS, Measurer, SeriesPoint

@@ -28,9 +28,8 @@ from strati.interventions.study_spec import array_names, data_file, section
 from strati.interventions.tasks import StudyData, windows
 from strati.io.data_files import read_data
 from strati.io.in_memory import load_arrays
-from strati.jobs.driver import Run, drive, open_store, shared_folder
 from strati.jobs.engine import Load, Outcome, Unit
-from strati.jobs.store import Finished, Store, unit_key
+from strati.jobs.store import Finished, Run, Store, drive, open_store, shared_folder, unit_key
 from strati_reproductions.trained.networks import build, initialise
 from strati_reproductions.trained.training import train
 
