@@ -18,8 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strati.core.display import as_html, printable
-from strati.core.errors import BadInputError, MissingExtraError, StratiError, require
+from strati.core.errors import BadInputError, MissingExtraError, StratiError
 from strati.core.files import check_writable, export_table, write_atomic
+from strati.core.plugins import require
 from strati.core.results import Flag, Result, jsonable
 from strati.core.rng import derive, stream
 

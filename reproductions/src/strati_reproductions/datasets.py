@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati import embedded
-from strati.core.errors import BadInputError, require
+from strati.core.errors import BadInputError
+from strati.core.plugins import require
 from strati_reproductions import zoo
 from strati_reproductions.zoo.llama2c import Tokenizer
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from strati.core.errors import require
 from strati.core.files import write_atomic
+from strati.core.plugins import require
 
 OURS = "#0072B2"
 PAPER = "#D55E00"

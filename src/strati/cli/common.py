@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 import click
 
 from strati.core.display import visible
-from strati.core.errors import BadInputError, StratiError, require
+from strati.core.errors import BadInputError, StratiError
 from strati.core.files import check_writable
+from strati.core.plugins import require
 from strati.core.results import Result
 
 if TYPE_CHECKING:

@@ -185,7 +185,7 @@ def command(
       strati study model/ --data text.txt --truncate rank=2,4,8 --drop --out measured
       strati study fcn-digits --out digits --estimate
     """
-    from strati.core.errors import require
+    from strati.core.plugins import require
 
     if export is not None:
         check_table(export)

@@ -7,9 +7,6 @@ error: it is ``None`` with a reason.
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
-
 from strati.core.display import printable
 
 
@@ -62,27 +59,3 @@ class StoppedError(StratiError):
 
     ``what`` says how much is done, ``why`` how to resume.
     """
-
-
-def require(module: str, extra: str, needed_for: str) -> ModuleType:
-    """Import an optional dependency, or name the extra that installs it.
-
-    Args:
-        module: The module to import, e.g. ``"h5py"``.
-        extra: strati's extra that installs it, e.g. ``"keras"``.
-        needed_for: What the user was trying to do, e.g. ``"reading Keras files"``.
-
-    Returns:
-        The imported module.
-
-    Raises:
-        MissingExtraError: The module is not installed.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        if error.name is not None and error.name.split(".")[0] != module.split(".")[0]:
-            raise
-        raise MissingExtraError(
-            needed_for, f"needs {module}; install it with: pip install 'strati[{extra}]'"
-        ) from None

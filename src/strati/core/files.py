@@ -7,7 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from strati.core.errors import BadInputError, UnsupportedError, require
+from strati.core.errors import BadInputError, UnsupportedError
+from strati.core.plugins import require
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,4 +1,4 @@
-"""Plugins: extensions by other installed packages, found through entry points.
+"""Other installed packages: optional dependencies, and plugins that extend strati, found through entry points.
 
 A package names its objects in its ``pyproject.toml``; docs/guides/extend.md shows one of each group. Entry points are
 read only for names that strati itself does not have, so they cost nothing otherwise.
@@ -6,10 +6,12 @@ read only for names that strati itself does not have, so they cost nothing other
 
 from __future__ import annotations
 
+import importlib
 from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
 from typing import Any
 
-from strati.core.errors import BadInputError
+from strati.core.errors import BadInputError, MissingExtraError
 
 COMMANDS = "strati.commands"
 """Commands of ``strati``: a ``click.Command``."""
@@ -57,6 +59,30 @@ def load(group: str, name: str) -> Any:
 def load_all(group: str) -> dict[str, Any]:
     """All objects of a group by name."""
     return {name: load(group, name) for name in names(group)}
+
+
+def require(module: str, extra: str, needed_for: str) -> ModuleType:
+    """Import an optional dependency, or name the extra that installs it.
+
+    Args:
+        module: The module to import, e.g. ``"h5py"``.
+        extra: strati's extra that installs it, e.g. ``"keras"``.
+        needed_for: What the user was trying to do, e.g. ``"reading Keras files"``.
+
+    Returns:
+        The imported module.
+
+    Raises:
+        MissingExtraError: The module is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        if error.name is not None and error.name.split(".")[0] != module.split(".")[0]:
+            raise
+        raise MissingExtraError(
+            needed_for, f"needs {module}; install it with: pip install 'strati[{extra}]'"
+        ) from None
 
 
 def _load(entry: EntryPoint) -> Any:

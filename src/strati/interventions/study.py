@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from strati.core import plugins
 from strati.core.display import Column, NextCommand, natural, table
-from strati.core.errors import BadInputError, require
+from strati.core.errors import BadInputError
 from strati.core.options import resolve
+from strati.core.plugins import require
 from strati.core.results import Result, Tick, silent
 from strati.interventions.study_config import (
     FORMAT,

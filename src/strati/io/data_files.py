@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.core.display import printable
-from strati.core.errors import BadInputError, UnsupportedError, require
+from strati.core.errors import BadInputError, UnsupportedError
+from strati.core.plugins import require
 from strati.io.checkpoint_file import MappedFile
 from strati.io.formats import numpy_file as npz
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.core.errors import BadInputError, UnsupportedError, require
+from strati.core.errors import BadInputError, UnsupportedError
+from strati.core.plugins import require
 from strati.io.network import open as open_network
 
 if TYPE_CHECKING:

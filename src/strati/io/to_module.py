@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
 import numpy as np
 
-from strati.core.errors import BadInputError, UnsupportedError, require
+from strati.core.errors import BadInputError, UnsupportedError
 from strati.core.options import resolve
+from strati.core.plugins import require
 from strati.core.results import Tick, silent
 from strati.io.adapters.merge import adapted_module, is_adapter
 from strati.io.in_memory import check_values, is_module

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from strati.core.errors import BadInputError, UnsupportedError, require
+from strati.core.errors import BadInputError, UnsupportedError
+from strati.core.plugins import require
 from strati.jobs.engine import Body, Outcome, Reader, Unit, attempt, cores, read
 
 

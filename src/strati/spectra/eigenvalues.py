@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.core.errors import BadInputError, require
+from strati.core.errors import BadInputError
+from strati.core.plugins import require
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from strati.comparison.results import LossLine, LossPath
-from strati.core.errors import BadInputError, NotFiniteError, require
+from strati.core.errors import BadInputError, NotFiniteError
+from strati.core.plugins import require
 from strati.landscape.llc.config import LLCConfig
 from strati.tracking.coefficients import Level, estimate, shared_config
 from strati.tracking.config import METRICS, TrackConfig

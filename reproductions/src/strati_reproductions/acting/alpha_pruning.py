@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strati import embedded
-from strati.core.errors import StratiError, require
+from strati.core.errors import StratiError
+from strati.core.plugins import require
 from strati.core.results import Flag, Tick
 from strati.interventions.evaluator import Evaluator
 from strati.interventions.input_covariance import CalibrationInputs

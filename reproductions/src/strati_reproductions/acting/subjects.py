@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from strati.core.errors import require
 from strati.core.files import write_atomic
+from strati.core.plugins import require
 from strati.interventions.study_spec import read_spec
 from strati.interventions.tasks import StudyData
 from strati.io.in_memory import load_arrays

@@ -11,8 +11,9 @@ import numpy as np
 from scipy import stats
 
 from strati._version import __version__
-from strati.core.errors import BadInputError, StratiError, require
+from strati.core.errors import BadInputError, StratiError
 from strati.core.files import write_atomic
+from strati.core.plugins import require
 from strati.core.results import Flag, Tick
 from strati.interventions.compress.costs import scale_of
 from strati.interventions.compress.plan import Plan, plan

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.core.errors import require
 from strati.core.files import write_atomic
+from strati.core.plugins import require
 from strati.core.results import Tick, silent
 from strati.core.rng import derive, stream
 from strati.reassembly.residual import make

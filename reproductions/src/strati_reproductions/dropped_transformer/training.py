@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.core.errors import require
+from strati.core.plugins import require
 from strati.core.results import Tick, silent
 from strati.core.rng import stream
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from strati.core.errors import require
 from strati.core.files import write_atomic
+from strati.core.plugins import require
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.core.errors import BadInputError, StratiError, require
+from strati.core.errors import BadInputError, StratiError
+from strati.core.plugins import require
 from strati.core.results import Flag, Tick
 from strati.interventions.study import load_study, study
 from strati.interventions.study_config import STORE, StudyConfig

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.core.errors import BadInputError, require
+from strati.core.errors import BadInputError
+from strati.core.plugins import require
 from strati.core.results import Tick, silent
 from strati.interventions.study import study
 from strati.interventions.study_config import StudyConfig

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from strati.core.errors import BadInputError, require
+from strati.core.errors import BadInputError
+from strati.core.plugins import require
 from strati_reproductions.zoo.llama2c import split_and_convert
 
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, overload
 
-from strati.core.errors import BadInputError, require
+from strati.core.errors import BadInputError
 from strati.core.options import resolve
+from strati.core.plugins import require
 from strati.core.results import Result, Tick, silent
 from strati.interventions.compress.budget import ACTIONS
 from strati.interventions.compress.plan import Plan

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack, cast
 
 import numpy as np
 
-from strati.core.errors import BadInputError, require
+from strati.core.errors import BadInputError
 from strati.core.options import resolve
+from strati.core.plugins import require
 from strati.core.results import Result, Tick, silent
 from strati.core.rng import stream
 from strati.interventions.compress.budget import ACTIONS, Budget, read_budget, target_size

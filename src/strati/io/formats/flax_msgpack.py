@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.core.errors import require
+from strati.core.plugins import require
 from strati.io.checkpoint_file import (
     MAX_DIMENSIONS,
     MAX_TENSORS,

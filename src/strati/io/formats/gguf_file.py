@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.core.display import natural
-from strati.core.errors import UnsupportedError, require
+from strati.core.errors import UnsupportedError
+from strati.core.plugins import require
 from strati.io.checkpoint_file import MAX_TENSORS, Quantisation, RawCheckpoint, Tensor, numpy_dtype
 from strati.io.quantised.rounding_error import even, lattice
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.core.errors import require
+from strati.core.plugins import require
 from strati.io.checkpoint_file import FileSlice, MappedFile, MappedReader
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ import numpy as np
 import scipy.linalg
 from scipy import sparse
 
-from strati.core.errors import require
+from strati.core.plugins import require
 from strati.core.rng import derive, stream
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from strati.core.errors import BadInputError, require
+from strati.core.errors import BadInputError
 from strati.core.files import check_writable
+from strati.core.plugins import require
 
 if TYPE_CHECKING:
     from torch import Tensor

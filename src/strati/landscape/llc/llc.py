@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from strati.core.errors import BadInputError, require
+from strati.core.errors import BadInputError
 from strati.core.options import resolve
+from strati.core.plugins import require
 from strati.core.results import Tick, silent
 from strati.evaluate.models import on_device
 from strati.io.to_module import as_module

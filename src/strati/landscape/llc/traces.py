@@ -18,7 +18,8 @@ import numpy as np
 from scipy.special import ndtri
 from scipy.stats import rankdata
 
-from strati.core.errors import BadInputError, require
+from strati.core.errors import BadInputError
+from strati.core.plugins import require
 from strati.core.results import jsonable
 from strati.landscape.llc import tuning
 from strati.landscape.llc.config import Sampler

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from strati.core.errors import BadInputError, require
+from strati.core.errors import BadInputError
 from strati.core.files import write_atomic
+from strati.core.plugins import require
 from strati.core.results import Result, Tick, silent
 from strati.core.rng import derive, stream
 

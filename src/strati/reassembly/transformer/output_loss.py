@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.core.errors import BadInputError, UnsupportedError, require
+from strati.core.errors import BadInputError, UnsupportedError
+from strati.core.plugins import require
 from strati.core.results import Tick
 from strati.core.rng import stream
 from strati.io.to_module import quiet_transformers

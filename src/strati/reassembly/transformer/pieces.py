@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.core.errors import BadInputError, require
+from strati.core.errors import BadInputError
+from strati.core.plugins import require
 from strati.io.network import open as open_network
 from strati.reassembly.residual.pieces import numbered
 from strati.reassembly.transformer.blueprint import Blueprint, Slot, blueprint_of, from_dict

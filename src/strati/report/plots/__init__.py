@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from strati.core.display import printable
-from strati.core.errors import require
+from strati.core.plugins import require
 
 if TYPE_CHECKING:
     import pandas as pd
