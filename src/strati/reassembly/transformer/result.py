@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from strati.reassembly.transformer.matrices import MatrixPairing
     from strati.reassembly.transformer.pieces import TransformerPieces
-    from strati.reassembly.transformer.symmetries import EqualHalves
     from strati.schemas.json_types import TransformerFields
 
 SURE_DIRECTION = 3.0
@@ -49,7 +48,6 @@ class TransformerReassembly(Result):
         uncertain: Pieces whose place is not sure.
         seconds: Time spent by stage.
         warnings: What a reader must know.
-        interchangeable: Blocks whose attention or MLP computes the same function from different weights.
     """
 
     verb: ClassVar[str] = "reassemble-transformer"
@@ -67,7 +65,6 @@ class TransformerReassembly(Result):
     uncertain: tuple[int, ...]
     seconds: Mapping[str, float]
     warnings: tuple[Flag, ...] = ()
-    interchangeable: tuple[EqualHalves, ...] = ()
 
     def place_of(self) -> dict[str, int]:
         """Tensor name to piece number: the whole network."""
@@ -103,7 +100,6 @@ class TransformerReassembly(Result):
             "exact": self.exact,
             "loss": self.loss,
             "uncertain": self.uncertain,
-            "interchangeable": self.interchangeable,
             "others": self.others,
             "network": {
                 "blocks": len(self.blocks),

@@ -29,7 +29,6 @@ from strati.reassembly.transformer.matrices import (
     reversed_order,
 )
 from strati.reassembly.transformer.result import TransformerReassembly
-from strati.reassembly.transformer.symmetries import equal_halves, pieces_of
 from strati.reassembly.transformer.timeline import SURE_PLACE, Expected, Similarity, Timeline, coefficients
 from strati.reassembly.transformer.vectors import PlacedVector, place_vectors
 
@@ -91,28 +90,12 @@ def solve_transformer(
     solved = time.perf_counter() - began
     seconds = {"load": load_seconds, "solve": solved}
     if data is None:
-        return _with_equal_blocks(replace(answer, seconds=seconds))
+        return replace(answer, seconds=seconds)
     from strati.reassembly.transformer.verify import verified
 
     began = time.perf_counter()
     better = verified(answer, data, outputs, config, tick=tick)
-    return _with_equal_blocks(replace(better, seconds=seconds | {"verify": time.perf_counter() - began}))
-
-
-def _with_equal_blocks(answer: TransformerReassembly) -> TransformerReassembly:
-    """The answer with blocks named that compute one function: no data can tell where each of them stands."""
-    equal = equal_halves(answer.pieces, answer.blocks, answer.vectors)
-    if not equal:
-        return answer
-    pieces = {n for half in equal for n in pieces_of(half, answer.blocks, answer.vectors)}
-    listed = ", ".join(f"{half.part} of {half.a} and {half.b}" for half in equal[:6])
-    text = f"this order is one of several: blocks compute the same function ({listed}) and can change places"
-    return replace(
-        answer,
-        interchangeable=equal,
-        uncertain=tuple(sorted({*answer.uncertain, *pieces})),
-        warnings=(*answer.warnings, Flag("order-not-unique", text)),
-    )
+    return replace(better, seconds=seconds | {"verify": time.perf_counter() - began})
 
 
 def _result(pieces: TransformerPieces, laid: OrderedBlocks) -> TransformerReassembly:
