@@ -434,7 +434,6 @@ class TransformerFields(TypedDict):
     exact: bool | None
     loss: float | None
     uncertain: Sequence[int]
-    interchangeable: Sequence[Any]
     others: Mapping[str, int]
     network: Mapping[str, Any]
     seconds: Mapping[str, float]

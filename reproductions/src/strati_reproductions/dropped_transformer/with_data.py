@@ -15,8 +15,7 @@ import numpy as np
 
 from strati.core.rng import derive, stream
 from strati.reassembly.reassemble import ReassembleConfig
-from strati.reassembly.transformer.output_loss import network
-from strati.reassembly.transformer.verify import answers, verified
+from strati.reassembly.transformer.verify import answers, network, verified
 from strati_reproductions.datasets import sample_stories
 from strati_reproductions.dropped_transformer.scoring import score
 from strati_reproductions.dropped_transformer.training import sample

@@ -472,7 +472,7 @@ def _by_chance(parts: ResidualWeights, rows: tuple[Floats, Floats], tries: int =
 
 
 def _ambiguity_warnings(unique: Uniqueness | None) -> list[Flag]:
-    """Warnings where other orders, pairs or norms fit the data as well."""
+    """Warnings where other orders or pairs fit the data as well."""
     flags: list[Flag] = []
     if unique is None or not unique.exchanges:
         return flags
@@ -488,10 +488,6 @@ def _ambiguity_warnings(unique: Uniqueness | None) -> list[Flag]:
             "of the data"
         )
         flags.append(Flag("pairs-not-unique", text))
-    norms = ", ".join(f"{e.a} and {e.b}" for e in unique.exchanges if e.kind == "norm")
-    if norms:
-        text = f"the norms of blocks {norms} can change places within the precision of the data"
-        flags.append(Flag("norms-not-unique", text))
     return flags
 
 

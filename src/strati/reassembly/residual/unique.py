@@ -239,7 +239,8 @@ class _Arrangement:
                     ins, outs = (exchanged, self.outs) if number else (self.ins, exchanged)
                     if parts.shared:
                         ins, outs = exchanged[n:], exchanged[:n]
-                    yield _Candidate("pair", *sorted((s % n, t % n)), ins, outs, size)
+                    a, b = sorted((s % n, t % n))
+                    yield _Candidate("pair", a, b, ins, outs, size)
 
     def _exchanges_equal_pieces(self, candidate: _Candidate) -> bool:
         """Whether only pieces of equal bytes change places: that is the same network, piece by piece."""
@@ -261,11 +262,10 @@ def _exchanged(order: Ints, a: int, b: int) -> Ints:
 
 
 def _cast(weights: Weights, dtype: type[np.floating[Any]]) -> Weights:
-    arrays = {f.name: getattr(weights, f.name) for f in fields(weights)}
-    return replace(
-        weights,
-        **{n: v.astype(dtype) for n, v in arrays.items() if isinstance(v, np.ndarray) and v.dtype.kind == "f"},
-    )
+    values = {f.name: getattr(weights, f.name) for f in fields(weights)}
+    is_float = {name: isinstance(v, np.ndarray) and v.dtype.kind == "f" for name, v in values.items()}
+    changed: dict[str, Any] = {name: v.astype(dtype) for name, v in values.items() if is_float[name]}
+    return replace(weights, **changed)
 
 
 def _rms(values: Floats) -> float:

@@ -91,7 +91,7 @@ def from_config(config: Mapping[str, Any], where: object) -> Blueprint:
         UnsupportedError: transformers does not know the architecture, or it is no transformer.
         MissingExtraError: transformers is not installed.
     """
-    from strati.reassembly.transformer.output_loss import empty_network
+    from strati.reassembly.transformer.verify import empty_network
 
     require("transformers", "transformers", "pieces without blueprint.json")
     model = empty_network(config, where)
