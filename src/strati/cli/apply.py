@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from strati.cli.common import (
-    Command,
-    Output,
-    calibration_option,
-    data_options,
-    emit,
-    named_data,
-    output_options,
-    show,
-)
+from strati.cli import common
 from strati.jobs.progress import progress
 
 
-@click.command("apply", cls=Command)
+@click.command("apply", cls=common.Command)
 @click.argument("plan", metavar="PLAN")
 @click.argument("model", metavar="MODEL")
-@click.option("--out", "folder", required=True, metavar="DIR", help="A new folder for the network.")
-@data_options(required=False)
-@calibration_option
-@click.option(
-    "--factored",
-    is_flag=True,
-    help="Store truncated layers as two smaller matrices (load with strati.load_factored).",
+@common.option("--out folder DIR", "A new folder for the network.", required=True)
+@common.data_options(required=False)
+@common.calibration_option
+@common.option(
+    "--factored", "Store truncated layers as two smaller matrices (load with strati.load_factored)."
 )
-@click.option(
+@common.option(
     "--packed",
-    is_flag=True,
-    help="Store quantised layers as packed integers (compressed-tensors; transformers and vLLM load them).",
+    "Store quantised layers as packed integers (compressed-tensors; transformers and vLLM load them).",
 )
-@click.option(
-    "--heal",
-    type=click.IntRange(1),
-    metavar="STEPS",
-    help="Train a LoRA on the data for so many steps; reports the loss on held-out rows before and after.",
+@common.option(
+    "--heal STEPS",
+    "Train a LoRA on the data for so many steps; reports the loss on held-out rows before and after.",
+    click.IntRange(1),
 )
-@output_options
+@common.output_options
 def command(
     plan: str,
     model: str,
@@ -47,11 +36,9 @@ def command(
     data: str | None,
     inputs: str | None,
     targets: str | None,
-    calibration: str | None,
-    factored: bool,
-    packed: bool,
     heal: int | None,
-    output: Output,
+    output: common.Output,
+    **options: Any,
 ) -> None:
     """Write the network that PLAN (the JSON of strati plan) makes of MODEL, then measure it.
 
@@ -64,19 +51,8 @@ def command(
     """
     from strati.interventions.compress.apply import apply
 
-    measured_on = named_data(data, inputs, targets)
+    rows = common.named_data(data, inputs, targets)
     with progress("apply", None if heal is None else heal + 2, quiet=output.quiet) as tick:
-        written = apply(
-            plan,
-            model,
-            out=folder,
-            data=measured_on,
-            factored=factored,
-            packed=packed,
-            heal=heal or 0,
-            calibration=calibration,
-            tick=tick,
-        )
-    emit(written, output)
-    if not output.quiet and output.json != "-":
-        show(f"next: strati compare {model} {folder}" if not factored else f"next: strati inspect {folder}")
+        written = apply(plan, model, out=folder, data=rows, heal=heal or 0, tick=tick, **options)
+    following = f"inspect {folder}" if options["factored"] else f"compare {model} {folder}"
+    common.emit(written, output, f"strati {following}")

@@ -7,20 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from strati.cli.common import (
-    Command,
-    Output,
-    activation_option,
-    data_options,
-    device_option,
-    emit,
-    layers_option,
-    output_options,
-    read_inputs,
-    rows_option,
-    seed_option,
-    show,
-)
+from strati.cli import common
 from strati.core.files import check_writable
 from strati.jobs.progress import progress
 
@@ -29,42 +16,35 @@ if TYPE_CHECKING:
 
     from strati.io.data_files import Data
 
-_POSITIVE = click.FloatRange(0, min_open=True)
 
-
-@click.command("basis", cls=Command)
-@click.argument("model", type=click.Path())
-@data_options(required=True)
-@activation_option()
-@click.option(
+@click.command("basis", cls=common.Command)
+@common.source_options
+@common.option(
     "--kind",
-    type=click.Choice(["interaction", "local", "pca", "neuron"]),
+    "Basis: interaction, local, pca or neuron.",
+    ("interaction", "local", "pca", "neuron"),
     default="interaction",
-    show_default=True,
-    help="Basis: interaction, local, pca or neuron.",
 )
-@click.option("--epsilon", type=_POSITIVE, help="Cutoff on squared edges.  [default: 1e-3 of the strongest]")
-@click.option("--modules", "number", type=click.IntRange(1), help="Force exactly N modules.", metavar="N")
-@click.option(
-    "--no-centre", "centre", flag_value=False, default=True, help="Do not subtract mean activations."
-)
-@click.option(
-    "--sites",
-    help="Where to read a network that is not an MLP: residual, mlp, or module names with commas "
+@common.option("--epsilon", "Cutoff on squared edges.  [default: 1e-3 of the strongest]", common.POSITIVE)
+@common.option("--modules number", "Force exactly N modules.", click.IntRange(1))
+@common.option("--no-centre centre", "Do not subtract mean activations.", flag_value=False, default=True)
+@common.option(
+    "--sites TEXT",
+    "Where to read a network that is not an MLP: residual, mlp, or module names with commas "
     "(NAME:input for what goes in).",
 )
-@rows_option
-@layers_option
-@device_option
-@click.option("--compare", is_flag=True, help="Compare with PCA and neuron bases.")
-@click.option(
-    "--sparsify",
-    metavar="FILE",
-    help="Write an equivalent checkpoint with more zero weights (same outputs on DATA).",
+@common.rows_option
+@common.layers_option
+@common.device_option
+@common.option("--compare", "Compare with PCA and neuron bases.")
+@common.option(
+    "--sparsify FILE", "Write an equivalent checkpoint with more zero weights (same outputs on DATA)."
 )
-@seed_option
-@output_options
-def command(model: str, data: str, output: Output, sparsify: str | None, **options: Any) -> None:
+@common.seed_option
+@common.output_options
+def command(
+    source: common.Source, rows: int | None, sparsify: str | None, output: common.Output, **options: Any
+) -> None:
     """Interaction basis, interaction graph and modules of MODEL on DATA.
 
     MODEL is a checkpoint of a multilayer perceptron or a local Hugging Face directory (DATA are then token
@@ -76,58 +56,51 @@ def command(model: str, data: str, output: Output, sparsify: str | None, **optio
       strati basis model.safetensors --data data.npz --compare --html basis.html
       strati basis model.safetensors --data data.npz --sparsify sparse.safetensors
     """
-    if sparsify is not None:
-        check_writable(sparsify)
-    from strati.io.to_module import as_module
+    if sparsify is None:
+        network, arrays = source.read()
+        _survey(network, _first(arrays, rows), source, output, **options)
+        return
+    check_writable(sparsify)
+    network, arrays = source.read()
+    from strati.landscape.basis.sparsify import sparsify as make_sparse
 
-    network = as_module(model, activation=options["activation"])
-    arrays = read_inputs(data, options["inputs"], options["targets"], network)
-    inputs = _first(arrays, options["rows"])
-    if sparsify is not None:
-        _sparsify(network, inputs, sparsify, options, output)
-    else:
-        _survey(network, inputs, options, output)
-        if not output.quiet and output.json != "-":
-            following = "degeneracy" if options["compare"] else "basis"
-            more = "" if options["compare"] else " --compare"
-            show(f"next: strati {following} {model} --data {data}{more}")
+    with progress("sparsify", None, quiet=output.quiet) as tick:
+        sparse = make_sparse(
+            network, _first(arrays, rows).x, layers=options["layers"], device=options["device"], tick=tick
+        )
+    sparse.save(sparsify)
+    common.emit(sparse, output)
+    if output.speaks:
+        common.show(f"wrote {sparsify}")
 
 
-def _survey(network: nn.Module, inputs: Data, options: dict[str, Any], output: Output) -> None:
+def _survey(
+    network: nn.Module,
+    inputs: Data,
+    source: common.Source,
+    output: common.Output,
+    *,
+    epsilon: float | None,
+    number: int | None,
+    compare: bool,
+    **options: Any,
+) -> None:
     from strati.landscape.basis.ablation import compare_bases
     from strati.landscape.basis.basis import BasisConfig, interaction_basis
     from strati.landscape.basis.graph import interaction_graph
     from strati.landscape.basis.modules import modules
 
-    sites, seed = _sites(options["sites"]), options["seed"]
+    sites = options["sites"] = _sites(options["sites"])
     with progress("basis", None, quiet=output.quiet) as tick:
-        basis = interaction_basis(
-            network, inputs.x, options["kind"], centre=options["centre"], sites=sites, seed=seed,
-            layers=options["layers"] or None, device=options["device"], tick=tick,
-        )  # fmt: skip
+        basis = interaction_basis(network, inputs.x, tick=tick, **options)
         graph = interaction_graph(basis, tick=tick)
-        network_modules = modules(
-            graph, epsilon=options["epsilon"], number=options["number"], seed=seed, tick=tick
-        )
-    if options["compare"]:
-        network_modules = replace(
-            network_modules,
-            comparison=compare_bases(network, inputs.x, labels=inputs.y, config=BasisConfig(sites=sites)),
-        )
-    emit(network_modules, output)
-
-
-def _sparsify(network: nn.Module, inputs: Data, path: str, options: dict[str, Any], output: Output) -> None:
-    from strati.landscape.basis.sparsify import sparsify
-
-    with progress("sparsify", None, quiet=output.quiet) as tick:
-        result = sparsify(
-            network, inputs.x, layers=options["layers"] or None, device=options["device"], tick=tick
-        )
-    result.save(path)
-    emit(result, output)
-    if not output.quiet and output.json != "-":
-        show(f"wrote {path}")
+        partition = modules(graph, epsilon=epsilon, number=number, seed=options["seed"], tick=tick)
+    if compare:
+        bases = compare_bases(network, inputs.x, labels=inputs.y, config=BasisConfig(sites=sites))
+        partition = replace(partition, comparison=bases)
+    common.emit(
+        partition, output, f"strati degeneracy {source}" if compare else f"strati basis {source} --compare"
+    )
 
 
 def _sites(text: str | None) -> str | list[str] | None:

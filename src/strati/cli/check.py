@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from strati.cli.common import (
-    Command,
-    Output,
-    emit,
-    layers_option,
-    output_options,
-    seed_option,
-    show,
-    workers_option,
-)
+from strati.cli import common
 from strati.comparison.check import CheckConfig
 from strati.core.errors import BadInputError
-from strati.core.options import default, nearest
+from strati.core.options import nearest
 from strati.jobs.progress import progress
 
 FOUND = 3
 """The exit code of a check that found what it looked for."""
 
 
-class ConfiguredCommand(Command):
+class ConfiguredCommand(common.Command):
     """A command whose defaults come from a table of the nearest ``pyproject.toml``: ``[tool.strati.check]``."""
 
     def make_context(
@@ -65,49 +57,38 @@ class ConfiguredCommand(Command):
 
 @click.command("check", cls=ConfiguredCommand)
 @click.argument("models", nargs=-1, metavar="MODEL...")
-@click.option("--base", metavar="MODEL", help="Compare with this network: needed for kinds of update.")
-@click.option(
-    "--fail-on",
-    multiple=True,
-    metavar="CODES",
-    help="Codes that fail (--list shows all), with commas; repeatable. Default: the codes of damage and, with "
+@common.option("--base MODEL", "Compare with this network: needed for kinds of update.")
+@common.option(
+    "--fail-on CODES",
+    "Codes that fail (--list shows all), with commas; repeatable. Default: the codes of damage and, with "
     "--base, every change but conversions.",
-)
-@click.option(
-    "--fail-if",
     multiple=True,
-    metavar="LIMIT",
-    help="Fail where a layer's number is beyond a limit: 'changed > 20%' (with --base, instead of on every change), "
+)
+@common.option(
+    "--fail-if LIMIT",
+    "Fail where a layer's number is beyond a limit: 'changed > 20%' (with --base, instead of on every change), "
     "'alpha > 8'. Repeatable.",
+    multiple=True,
 )
-@click.option("--spectra", is_flag=True, help="Compute spectra too; report their codes and rank-collapse.")
-@click.option("--list", "listed", is_flag=True, help="List the codes and exit; needs no model.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "github"]),
+@common.option("--spectra", "Compute spectra too; report their codes and rank-collapse.")
+@common.option("--list listed", "List the codes and exit; needs no model.")
+@common.option(
+    "--format form",
+    "Findings as text, or as annotations of GitHub Actions.",
+    ("text", "github"),
     default="text",
-    show_default=True,
-    help="Findings as text, or as annotations of GitHub Actions.",
 )
-@layers_option
-@workers_option
-@seed_option
-@output_options
-@click.pass_context
+@common.layers_option
+@common.workers_option
+@common.seed_option
+@common.output_options
 def command(
-    context: click.Context,
     models: tuple[str, ...],
     base: str | None,
-    fail_on: tuple[str, ...],
-    fail_if: tuple[str, ...],
-    spectra: bool,
     listed: bool,
     form: str,
-    layers: tuple[str, ...],
-    workers: int | None,
-    seed: int,
-    output: Output,
+    output: common.Output,
+    **options: Any,
 ) -> None:
     """Find damage in MODEL and exit with 3: NaN, missing tensors, holes, wild entries, unfaithful conversions.
 
@@ -127,27 +108,22 @@ def command(
 
     if listed:
         for code in CODES:
-            show(f"{code}: {explain(code).entries[0].meaning.replace('`', '')}")
+            common.show(f"{code}: {explain(code).entries[0].meaning.replace('`', '')}")
         return
     if not models:
         raise click.UsageError("give a model, or --list for the codes")
     if len(models) > 1 and (output.json or output.html or output.plot):
         raise click.UsageError("--json, --html and --plot write the result of one network; give one")
-    config = CheckConfig(
-        fail_on=fail_on or default(CheckConfig, "fail_on"),
-        fail_if=fail_if or default(CheckConfig, "fail_if"),
-        spectra=spectra,
-        layers=layers,
-        seed=seed,
-        workers=workers,
-    )
+    for name in ("fail_on", "fail_if"):
+        options[name] = options[name] or None
+    config = CheckConfig(**options)
     passed = [_check(model, base, config, form, output, title=len(models) > 1) for model in models]
     if not all(passed):
-        context.exit(FOUND)
+        click.get_current_context().exit(FOUND)
 
 
 def _check(
-    model: str, base: str | None, config: CheckConfig, form: str, output: Output, *, title: bool
+    model: str, base: str | None, config: CheckConfig, form: str, output: common.Output, *, title: bool
 ) -> bool:
     from strati.comparison.check import check
     from strati.core.files import write_atomic
@@ -162,8 +138,8 @@ def _check(
         write_atomic(output.html, build_page([item.to_dict() for item in evidence]))
     in_words = form == "text"
     if title and in_words and not output.quiet:
-        show(f"{model}:")
-    emit(checked, Output(output.json, None, output.quiet or not in_words, output.plot))
-    if not in_words and not output.quiet and output.json != "-":
+        common.show(f"{model}:")
+    common.emit(checked, replace(output, html=None, quiet=output.quiet or not in_words))
+    if not in_words and output.speaks:
         click.echo("\n".join([checked.answer(), *checked.annotations()]))
     return checked.passed

@@ -7,16 +7,18 @@ import os
 import re
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
 import click
 
+from strati.core import options as core_options
 from strati.core.display import visible
 from strati.core.errors import BadInputError, StratiError
-from strati.core.files import check_writable
+from strati.core.files import check_table, check_writable, export_table
 from strati.core.plugins import require
 from strati.core.results import Result
 
@@ -33,7 +35,7 @@ NEXT = "next: "
 
 GROUPS = {
     "Input": "data inputs targets layers base steps activation split_qkv conv rows initial model",
-    "Output": "json_ html plot export form answer align sparsify figures columns sort wide quiet debug force help",
+    "Output": "json_ html plot export exported form answer align sparsify figures columns sort wide quiet debug force",
     "Large models": "out folder workers engine address estimate device retry",
 }
 """Groups of options in the help of a command, by parameter name; all others are "What to compute"."""
@@ -49,30 +51,65 @@ def _title(parameter: click.Parameter) -> str:
     return next((title for title, names in GROUPS.items() if parameter.name in names.split()), TITLES[1])
 
 
-def _record(parameter: click.Parameter, context: click.Context) -> tuple[str, str] | None:
-    """The two columns of an option in the help, without click's names and bounds of number types."""
-    record = parameter.get_help_record(context)
-    if record is None:
-        return None
-    flags = record[0].replace("INTEGER RANGE", "N").replace("FLOAT RANGE", "X").replace("INTEGER", "N")
-    text = re.sub(r";? ?x[<>]=?[-\d.]+(?=\])", "", record[1]).replace("  []", "")
-    return flags.replace("FLOAT", "X"), text
-
-
 class Command(click.Command):
     """A command whose help lists its options in groups."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the groups in the order Input, What to compute, Output, Large models."""
+        """Write the groups in the order Input, What to compute, Output, Large models; no bounds of numbers."""
         groups: dict[str, list[tuple[str, str]]] = {title: [] for title in TITLES}
         for parameter in self.get_params(ctx):
-            record = _record(parameter, ctx)
+            record = parameter.get_help_record(ctx)
             if record is not None:
-                groups[_title(parameter)].append(record)
+                text = re.sub(r";? ?[-\d.]*<?=?x[<>]=?[-\d.]+(?=\])", "", record[1]).replace("  []", "")
+                groups[_title(parameter)].append((record[0], text))
         for title, records in groups.items():
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
+
+
+POSITIVE = click.FloatRange(0, min_open=True)
+PROBABILITY = click.FloatRange(0, 1, min_open=True, max_open=True)
+
+
+def option(
+    names: str, text: str, kind: Any = None, of: type[Any] | None = None, **more: Any
+) -> Callable[[F], F]:
+    """Add an option to a command.
+
+    Args:
+        names: Its spellings, click's name of the parameter if it is another one (in lower case), and the word that
+            stands for the value (in capitals): ``--format form NAME``.
+        text: Its help.
+        kind: The type of the value, or its choices. An option without word, type and choices is a flag.
+        of: The config whose field has the default.
+        **more: Further arguments of ``click.option``.
+    """
+    declared = [word for word in names.split() if word.startswith("-") or word.islower()]
+    metavar = next((word for word in names.split() if word not in declared), None)
+    if isinstance(kind, Sequence):
+        kind = click.Choice(kind)
+    elif kind is None and metavar is None and "callback" not in more:
+        more.setdefault("is_flag", True)
+    elif metavar is None:
+        metavar = "N" if isinstance(kind, click.types.IntParamType) else "X"
+    if of is not None:
+        field = next((word for word in declared if not word.startswith("-")), declared[0].lstrip("-"))
+        more["default"] = core_options.default(of, field.replace("-", "_"))
+    if more.get("default") not in (None, True, ""):
+        more.setdefault("show_default", True)
+    return click.option(*declared, type=kind, metavar=metavar, help=text, **more)
+
+
+def options(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
+    """One decorator that adds several options, in the order in which the help lists them."""
+
+    def decorate(function: F) -> F:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
 
 
 @dataclass(frozen=True)
@@ -83,123 +120,110 @@ class Output:
     html: str | None = None
     quiet: bool = False
     plot: str | None = None
+    export: str | None = None
+
+    @property
+    def speaks(self) -> bool:
+        """Whether the command prints text to standard output."""
+        return not self.quiet and self.json != "-"
 
     def check(self) -> None:
-        """Refuse output paths that cannot be written, before any work is done."""
-        if self.json is not None and self.json != "-":
-            check_writable(self.json)
-        if self.html is not None:
-            check_page(self.html)
-        if self.plot is not None:
-            check_picture(self.plot)
+        """Refuse output paths that cannot be written, before any work is done.
 
-
-def check_page(path: str) -> None:
-    """Refuse the path of a page that cannot be written; ``-`` too, which would be a file of that name.
-
-    Raises:
-        BadInputError: Nothing can be written there.
-    """
-    if path == "-":
-        raise BadInputError("-", "only JSON goes to standard output; give the page the name of a file")
-    check_writable(path)
-
-
-def check_picture(path: str) -> None:
-    """Refuse the path of a picture that cannot be written or whose format is not PNG, SVG or PDF.
-
-    Raises:
-        BadInputError: The ending is another one, or nothing can be written there.
-    """
-    if not path.lower().endswith((".png", ".svg", ".pdf")):
-        raise BadInputError(path, "a picture is a .png, .svg or .pdf file")
-    check_writable(path)
+        Raises:
+            BadInputError: Nothing can be written there, or a picture is not PNG, SVG or PDF.
+        """
+        if self.html == "-":
+            raise BadInputError("-", "only JSON goes to standard output; give the page the name of a file")
+        if self.plot is not None and not self.plot.lower().endswith((".png", ".svg", ".pdf")):
+            raise BadInputError(self.plot, "a picture is a .png, .svg or .pdf file")
+        for path in (self.json, self.html, self.plot):
+            if path not in (None, "-"):
+                check_writable(path)
+        if self.export is not None:
+            check_table(self.export)
 
 
 def output_options(function: F) -> F:
     """Add ``--json``, ``--html``, ``--plot``, ``--quiet`` and ``--debug``; the command receives one ``output``."""
 
-    @click.option("--json", "json_", metavar="FILE", help="Write the result as JSON ('-' for stdout).")
-    @click.option("--html", metavar="FILE", help="Write one self-contained interactive page.")
-    @click.option("--plot", metavar="FILE", help="Draw the result as a picture (.png, .svg or .pdf).")
-    @click.option("--quiet", "-q", is_flag=True, help="Print nothing except errors.")
-    @click.option("--debug", is_flag=True, expose_value=False, hidden=True)
+    @options(
+        option("--json json_ FILE", "Write the result as JSON ('-' for stdout)."),
+        option("--html FILE", "Write one self-contained interactive page."),
+        option("--plot FILE", "Draw the result as a picture (.png, .svg or .pdf)."),
+        option("--quiet -q", "Print nothing except errors."),
+        option("--debug", "", expose_value=False, hidden=True),
+    )
     @functools.wraps(function)
     def wrapped(
-        *args: Any, json_: str | None, html: str | None, plot: str | None, quiet: bool, **options: Any
+        *args: Any, json_: str | None, html: str | None, plot: str | None, quiet: bool, **others: Any
     ) -> Any:
-        output = Output(json_, html, quiet, plot)
+        output = Output(json_, html, quiet, plot, others.pop("export", None))
         output.check()
         guard_outputs(click.get_current_context())
-        return function(*args, output=output, **options)
+        return function(*args, output=output, **others)
 
     return wrapped  # type: ignore[return-value]
 
 
-def seed_option(function: F) -> F:
-    """Add ``--seed``."""
-    return click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Random seed.")(
-        function
-    )
-
-
-def layers_option(function: F) -> F:
-    """Add ``--layers``, repeatable; the verb receives ``layers``, a tuple of patterns, to hand to ``layers=``."""
-    return click.option(
-        "--layers",
-        multiple=True,
-        metavar="PATTERN",
-        help="Select layers by name, role or block: 'fc*', 'role:mlp.*', 'block:3-7'. Prefix with '!' to exclude. "
-        "Repeatable.",
-    )(function)
+seed_option = option("--seed", "Random seed.", click.IntRange(0), default=0)
+layers_option = option(
+    "--layers PATTERN",
+    "Select layers by name, role or block: 'fc*', 'role:mlp.*', 'block:3-7'. Prefix with '!' to exclude. Repeatable.",
+    multiple=True,
+    callback=lambda _context, _parameter, patterns: patterns or None,
+)
+calibration_option = option(
+    "--calibration DATA",
+    "Data for the input covariances of data-aware edits.  [default: a quarter of --data]",
+)
+rows_option = option("--rows", "Use only the first N rows of DATA.  [default: all]", click.IntRange(2))
+workers_option = option(
+    "--workers --jobs -j workers N",
+    "Number of parallel workers (0 = one per CPU).  [default: chosen by the size of the work]",
+    click.IntRange(0),
+)
+retry_option = option("--retry", "Try again what failed in an earlier run.")
+export_option = option("--export FILE", "Write the whole table as .csv or .parquet.")
+"""The table goes to ``Output.export``."""
+estimate_option = option("--estimate", "Estimate time and memory, then exit.")
+device_option = option("--device DEVICE", "Compute on this torch device (cpu, cuda, cuda:1, mps).")
+conv_option = option(
+    "--conv",
+    "Convolutions: pool the k x k slices, or flatten to one matrix.",
+    ("pool", "flatten"),
+    default="pool",
+)
 
 
 def data_options(*, required: bool) -> Callable[[F], F]:
     """Add ``--data``, ``--inputs`` and ``--targets``."""
-    return _all(
-        click.option(
-            "--data",
-            required=required,
-            metavar="DATA",
-            help="Data: .npz (x, optional y), .npy, CSV, .txt for language models, or a folder of images by class.",
-        ),
-        click.option(
-            "--inputs", metavar="NAME", help="Array or columns of DATA with the inputs.  [default: x]"
-        ),
-        click.option(
-            "--targets", metavar="NAME", help="Array or column of DATA with the targets.  [default: y]"
-        ),
+    what = "Data: .npz (x, optional y), .npy, CSV, .txt for language models, or a folder of images by class."
+    return options(
+        option("--data DATA", what, required=required),
+        option("--inputs NAME", "Array or columns of DATA with the inputs.  [default: x]"),
+        option("--targets NAME", "Array or column of DATA with the targets.  [default: y]"),
     )
-
-
-def read_inputs(path: str, inputs: str | None, targets: str | None, network: nn.Module) -> Data:
-    """Read a data file, its arrays by the given names; text goes through the model's tokenizer."""
-    from strati.io.data_files import Data, read_data
-
-    if Path(path).suffix.lower() == ".txt":
-        from strati.evaluate.batches import read_path
-
-        return Data(read_path(Path(path), network), None)
-    return read_data(path, inputs=inputs, target=targets)
-
-
-calibration_option: Callable[[F], F] = click.option(
-    "--calibration",
-    metavar="DATA",
-    help="Data for the input covariances of data-aware edits.  [default: a quarter of --data]",
-)
-"""``--calibration``: what GPTQ, SparseGPT and truncation by inputs read."""
 
 
 def activation_option(default: str | None = "relu") -> Callable[[F], F]:
     """Add ``--activation``; with the default ``None`` the command learns whether it was given."""
     from strati.io.to_module import ActivationName
 
-    return click.option(
-        "--activation",
-        type=click.Choice(get_args(ActivationName)),
-        default=default,
-        help="Activation function of a bare MLP (not stored in checkpoints).  [default: relu]",
+    text = "Activation function of a bare MLP (not stored in checkpoints).  [default: relu]"
+    return option("--activation", text, get_args(ActivationName), default=default, show_default=False)
+
+
+def work_options(*, required: bool = False) -> Callable[[F], F]:
+    """Add ``--out``, ``--engine``, ``--address`` and ``--workers`` (``--jobs``, ``-j``) of commands that can resume."""
+    where = "With --out: work in processes on this machine, or on a Ray cluster."
+    return options(
+        option(
+            "--out DIR", "Save progress in DIR so that an interrupted run can be resumed.", required=required
+        ),
+        option("--engine", where, ("local", "ray"), default="local"),
+        option("--address HOST:PORT", "With --engine ray: an existing cluster.  [default: start one]"),
+        workers_option,
     )
 
 
@@ -215,71 +239,98 @@ def named_data(data: str | None, inputs: str | None, targets: str | None) -> Any
     return arrays.x if arrays.y is None else (arrays.x, arrays.y)
 
 
-def rows_option(function: F) -> F:
-    """Add ``--rows``; the command receives ``rows``, or ``None`` for all."""
-    return click.option(
-        "--rows",
-        type=click.IntRange(2),
-        metavar="N",
-        help="Use only the first N rows of DATA.  [default: all]",
-    )(function)
+class Problem(NamedTuple):
+    """A network, the name of a loss, and data as the functions of the landscape take them."""
+
+    network: nn.Module
+    loss: str
+    data: Any
 
 
-def work_options(*, required: bool = False) -> Callable[[F], F]:
-    """Add ``--out``, ``--engine``, ``--address`` and ``--workers`` (``--jobs``, ``-j``) of commands that can resume."""
-    where = "Save progress in DIR so that an interrupted run can be resumed."
-    return _all(
-        click.option("--out", required=required, metavar="DIR", help=where),
-        click.option(
-            "--engine",
-            type=click.Choice(["local", "ray"]),
-            default="local",
-            show_default=True,
-            help="With --out: work in processes on this machine, or on a Ray cluster.",
-        ),
-        click.option(
-            "--address",
-            metavar="HOST:PORT",
-            help="With --engine ray: an existing cluster.  [default: start one]",
-        ),
-        workers_option,
-    )
+@dataclass(frozen=True)
+class Source:
+    """The network and the data that a command names."""
+
+    model: str
+    data: str
+    inputs: str | None
+    targets: str | None
+    activation: Any
+
+    def __str__(self) -> str:
+        """The words of the command line."""
+        named = (("inputs", self.inputs), ("targets", self.targets))
+        words = "".join(f" --{name} {array}" for name, array in named if array is not None)
+        return f"{self.model} --data {self.data}{words}"
+
+    def read(self) -> tuple[nn.Module, Data]:
+        """Open the network and read its data."""
+        from strati.io.to_module import as_module
+
+        network = as_module(self.model, activation=self.activation)
+        return network, self.arrays(network)
+
+    def arrays(self, network: nn.Module, path: str | None = None) -> Data:
+        """Read the data, or another file like them; text goes through the model's tokenizer."""
+        from strati.io.data_files import Data, read_data
+
+        path = path or self.data
+        if Path(path).suffix.lower() == ".txt":
+            from strati.evaluate.batches import read_path
+
+            return Data(read_path(Path(path), network), None)
+        return read_data(path, inputs=self.inputs, target=self.targets)
+
+    def problem(self, loss: str | None, rows: int | None) -> Problem:
+        """The network and its data; the loss is :func:`default_loss` unless it is given."""
+        network, arrays = self.read()
+        loss = loss or default_loss(network, arrays)
+        return Problem(network, loss, labelled(arrays, loss, rows))
 
 
-def workers_option(function: F) -> F:
-    """Add ``--workers`` (``--jobs``, ``-j``); the command receives ``workers``, or ``None`` to choose."""
-    return click.option(
-        "--workers",
-        "--jobs",
-        "-j",
-        "workers",
-        type=click.IntRange(0),
-        metavar="N",
-        help="Number of parallel workers (0 = one per CPU).  [default: chosen by the size of the work]",
-    )(function)
+def source_options(function: F) -> F:
+    """Add MODEL, the data and the activation; the command receives one ``source``."""
+
+    @click.argument("model", type=click.Path())
+    @data_options(required=True)
+    @activation_option()
+    @functools.wraps(function)
+    def wrapped(
+        model: str, data: str, inputs: str | None, targets: str | None, activation: Any, **others: Any
+    ) -> Any:
+        return function(source=Source(model, data, inputs, targets, activation), **others)
+
+    return wrapped  # type: ignore[return-value]
 
 
-def retry_option(function: F) -> F:
-    """Add ``--retry``."""
-    return click.option("--retry", is_flag=True, help="Try again what failed in an earlier run.")(function)
+def labelled(arrays: Data, loss: str, rows: int | None = None) -> Any:
+    """The first rows of data, with their targets if the loss needs them."""
+    if arrays.y is None or loss.startswith("behavioural"):
+        return arrays.x[:rows]
+    return arrays.x[:rows], arrays.y[:rows]
 
 
-def export_option(function: F) -> F:
-    """Add ``--export``."""
-    return click.option("--export", metavar="FILE", help="Write the whole table as .csv or .parquet.")(
-        function
-    )
+def default_loss(network: nn.Module, data: Data) -> str:
+    """The training loss where the data have targets or are tokens, else the behavioural one."""
+    from strati.evaluate.models import predicts_next
+
+    if predicts_next(network):
+        return "cross_entropy"
+    if data.y is None:
+        return "behavioural-mse"
+    integral = data.y.ndim == 1 and bool((data.y == data.y.round()).all()) and bool((data.y >= 0).all())
+    return "cross_entropy" if integral else "mse"
 
 
-def _all(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
-    """One decorator that adds several options, in the order in which the help lists them."""
+def sample_llc(problem: Problem, output: Output, **settings: Any) -> Any:
+    """The learning coefficient, with a progress bar; the summary says why there is none."""
+    from strati.jobs.progress import progress
+    from strati.landscape.llc.estimate import NoEstimateWarning
+    from strati.landscape.llc.llc import llc
 
-    def decorate(function: F) -> F:
-        for decorator in reversed(decorators):
-            function = decorator(function)
-        return function
-
-    return decorate
+    with progress("sampling", None, quiet=output.quiet) as tick, warnings.catch_warnings():
+        warnings.simplefilter("ignore", NoEstimateWarning)
+        return llc(*problem, tick=tick, **settings)
 
 
 _WIDE, _WIDEST = "strati.wide", 4000
@@ -288,36 +339,26 @@ _WIDE, _WIDEST = "strati.wide", 4000
 def table_options(function: F) -> F:
     """Add ``--columns``, ``--sort`` and ``--wide``; the verb receives ``table``, a :class:`TableOptions`."""
 
-    @click.option(
-        "--columns", metavar="NAMES", help="Columns of the table: names of JSON fields, by commas, or 'all'."
+    @options(
+        option("--columns NAMES", "Columns of the table: names of JSON fields, by commas, or 'all'."),
+        option("--sort NAME", "Sort by this column; '-NAME' puts the largest first."),
+        option("--wide", "Show every column, however wide the terminal."),
     )
-    @click.option("--sort", metavar="NAME", help="Sort by this column; '-NAME' puts the largest first.")
-    @click.option("--wide", is_flag=True, help="Show every column, however wide the terminal.")
     @functools.wraps(function)
-    def wrapped(*args: Any, columns: str | None, sort: str | None, wide: bool, **options: Any) -> Any:
+    def wrapped(*args: Any, columns: str | None, sort: str | None, wide: bool, **others: Any) -> Any:
         from strati.core.display import TableOptions
 
         names = tuple(name.strip() for name in (columns or "").split(",") if name.strip())
         click.get_current_context().meta[_WIDE] = wide
-        return function(*args, table=TableOptions(names, sort), **options)
+        return function(*args, table=TableOptions(names, sort), **others)
 
     return wrapped  # type: ignore[return-value]
 
 
-def estimate_option(function: F) -> F:
-    """Add ``--estimate``; the verb receives ``estimate``."""
-    return click.option("--estimate", is_flag=True, help="Estimate time and memory, then exit.")(function)
-
-
-def device_option(function: F) -> F:
-    """Add ``--device``; the verb receives ``device``, a text for torch, or ``None``: where the model is."""
-    return click.option(
-        "--device", metavar="DEVICE", help="Compute on this torch device (cpu, cuda, cuda:1, mps)."
-    )(function)
-
-
-def emit(result: Result, output: Output) -> None:
-    """Print the summary and write the JSON, the report and the plot that the options request."""
+def emit(result: Result, output: Output, following: str | None = None) -> None:
+    """Print the summary and the ``following`` command; write the JSON, report, plot and table that were requested."""
+    if output.export is not None:
+        export_table(result.frame(), output.export)
     if output.json == "-":
         print(result.to_json())
     elif output.json is not None:
@@ -328,9 +369,11 @@ def emit(result: Result, output: Output) -> None:
         write_report(result, output.html)
     if output.plot is not None:
         _draw(result, output.plot)
-    if not output.quiet and output.json != "-":
+    if output.speaks:
         written = [path for path in (output.json, output.html, output.plot) if path is not None]
         show(result.summary(), notes=[f"wrote {path}" for path in written])
+        if following is not None:
+            show(f"{NEXT}{following}")
 
 
 def _draw(result: Result, path: str) -> None:
@@ -392,19 +435,8 @@ def show(renderable: Any, *, notes: Sequence[str] = ()) -> None:
 FORCE = "strati.force"
 OUTPUTS = frozenset(
     {
-        "--json",
-        "--html",
-        "--export",
-        "--out",
-        "--output",
-        "--sparsify",
-        "--losses",
-        "--make",
-        "--answer",
-        "--plot",
-        "--figures",
-        "--align",
-        "--extract",
+        *("--json", "--html", "--plot", "--export", "--out", "--output", "--sparsify", "--losses"),
+        *("--make", "--answer", "--figures", "--align", "--extract"),
     }
 )
 """Options of any verb that name what is written; arguments and every other option that is a path are inputs."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from strati.cli.common import Command, Output, emit, output_options, screen_width, seed_option, show
+from strati.cli.common import Command, Output, emit, option, output_options, screen_width, seed_option, show
 from strati.core.display import NextCommand, command_path
 from strati.core.errors import BadInputError
 from strati.core.files import write_atomic
@@ -73,15 +73,10 @@ class Tour(Result):
 
 
 @click.command("demo", cls=Command)
-@click.option(
-    "--out",
-    "folder",
-    default="strati-demo",
-    show_default=True,
-    metavar="DIR",
-    help="Folder for the copied network, the results and the report.",
+@option(
+    "--out folder DIR", "Folder for the copied network, the results and the report.", default="strati-demo"
 )
-@click.option("-v", "--verbose", is_flag=True, help="Show every command with its whole output.")
+@option("-v --verbose", "Show every command with its whole output.")
 @seed_option
 @output_options
 def command(folder: str, verbose: bool, seed: int, output: Output) -> None:
@@ -98,10 +93,9 @@ def command(folder: str, verbose: bool, seed: int, output: Output) -> None:
     home = Path(folder)
     _prepare(home)
     steps = []
-    silent = output.quiet or output.json == "-"
     for title, words in plan(home, seed):
-        steps.append(_run(title, words, verbose and not silent))
-        if not silent and not verbose:
+        steps.append(_run(title, words, verbose and output.speaks))
+        if output.speaks and not verbose:
             show(_line(steps[-1]))
     report = home / "report.html"
     if output.html is not None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-from strati.cli.common import Command, Output, emit, output_options, show
+from strati.cli import common
 
 
-@click.command("identify", cls=Command)
+@click.command("identify", cls=common.Command)
 @click.argument("piece")
 @click.argument("model")
-@output_options
-def command(piece: str, model: str, output: Output) -> None:
+@common.output_options
+def command(piece: str, model: str, output: common.Output) -> None:
     """Find which layer of MODEL (or of a fine-tune of it) the tensor in the file PIECE is.
 
     If PIECE is a whole network, its blocks are matched with those of MODEL.
@@ -20,19 +20,13 @@ def command(piece: str, model: str, output: Output) -> None:
     Example:
       strati identify stray.safetensors stories15M/
     """
-    identify_piece(piece, model, output)
-
-
-def identify_piece(piece: str, model: str, output: Output) -> None:
-    """Identify one tensor, or match blocks where the piece is a network; then name the next command."""
     from strati.io.network import open as open_network
-    from strati.reassembly.transformer.identify import Identified, correspond, identify
+    from strati.reassembly.transformer.identify import correspond, identify
 
     network = open_network(piece)
-    answer = identify(network, model) if len(network.tensors) == 1 else correspond(network, model)
-    emit(answer, output)
-    if not output.quiet and output.json != "-":
-        if isinstance(answer, Identified):
-            show(f"next: strati scan {model} --layers '{answer.candidates[0].name}'")
-        else:
-            show(f"next: strati compare {piece} {model}")
+    if len(network.tensors) == 1:
+        identified = identify(network, model)
+        best = identified.candidates[0].name
+        common.emit(identified, output, f"strati scan {model} --layers '{best}'")
+    else:
+        common.emit(correspond(network, model), output, f"strati compare {piece} {model}")

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any
 
 import click
 
-from strati.cli.common import Command, Output, emit, layers_option, output_options
+from strati.cli import common
 
 
-@click.command("inspect", cls=Command)
+@click.command("inspect", cls=common.Command)
 @click.argument("model")
-@layers_option
-@click.option("--split-qkv", is_flag=True, help="Split fused query-key-value matrices into three layers.")
-@click.option(
-    "--conv",
-    type=click.Choice(["pool", "flatten"]),
-    default="pool",
-    show_default=True,
-    help="Convolutions: pool the k x k slices, or flatten to one matrix.",
-)
-@click.option("--all", "show_all", is_flag=True, help="List biases, norms and all other tensors, too.")
-@output_options
-def command(
-    model: str,
-    layers: tuple[str, ...],
-    split_qkv: bool,
-    conv: Literal["pool", "flatten"],
-    show_all: bool,
-    output: Output,
-) -> None:
+@common.layers_option
+@common.option("--split-qkv", "Split fused query-key-value matrices into three layers.")
+@common.conv_option
+@common.option("--all show_all", "List biases, norms and all other tensors, too.")
+@common.output_options
+def command(model: str, show_all: bool, output: common.Output, **options: Any) -> None:
     """List the layers of MODEL: roles, shapes, totals by role and block, and what is skipped and why.
 
     MODEL is a .safetensors file, a Hugging Face directory, a torch file (.pt, .pth, .bin), .npz, .onnx, .gguf or Keras
@@ -44,5 +31,4 @@ def command(
     """
     from strati.io.inspection import inspect
 
-    inspection = inspect(model, layers=layers, split_qkv=split_qkv, conv=conv)
-    emit(replace(inspection, show_all=show_all), output)
+    common.emit(replace(inspect(model, **options), show_all=show_all), output)

@@ -8,20 +8,7 @@ from typing import Any
 
 import click
 
-from strati.cli import interrupts
-from strati.cli.common import (
-    Command,
-    Output,
-    activation_option,
-    calibration_option,
-    data_options,
-    emit,
-    guard_outputs,
-    layers_option,
-    output_options,
-    rows_option,
-    show,
-)
+from strati.cli import common, interrupts
 from strati.cli.study import performance_option
 from strati.core.display import NextCommand, command_path
 from strati.core.errors import BadInputError
@@ -34,65 +21,53 @@ _FORMATS = (
 )
 
 
-@click.command("plan", cls=Command)
+@click.command("plan", cls=common.Command)
 @click.argument("source", metavar="MODEL|STUDY")
-@click.option(
-    "--budget",
+@common.option(
+    "--budget NAME=VALUE",
+    "What to keep: parameters=0.8, bits=4.0 or rank=16; or loss=+2%: the smallest within that loss.",
     required=True,
-    metavar="NAME=VALUE",
-    help="What to keep: parameters=0.8, bits=4.0 or rank=16; or loss=+2%: the smallest within that loss.",
 )
-@click.option(
-    "--action",
-    type=click.Choice(_ACTIONS),
-    help="What is done to the layers. [default: quantise for bits, else truncate]",
+@common.option(
+    "--action", "What is done to the layers. [default: quantise for bits, else truncate]", _ACTIONS
 )
-@click.option(
+@common.option(
     "--unit",
-    type=click.Choice(["head", "neuron"]),
-    help="Prune whole attention heads or MLP neurons, the same share in every layer.",
+    "Prune whole attention heads or MLP neurons, the same share in every layer.",
+    ("head", "neuron"),
 )
-@data_options(required=False)
-@rows_option
-@calibration_option
-@activation_option(None)
+@common.data_options(required=False)
+@common.rows_option
+@common.calibration_option
+@common.activation_option(None)
 @performance_option
-@layers_option
-@click.option("--model", metavar="MODEL", help="The network, if the study does not record where it is.")
-@click.option(
-    "--out", "folder", metavar="DIR", help="Directory for the study of MODEL. [default: in strati's cache]"
-)
-@click.option(
+@common.layers_option
+@common.option("--model MODEL", "The network, if the study does not record where it is.")
+@common.option("--out folder DIR", "Directory for the study of MODEL. [default: in strati's cache]")
+@common.option(
     "--combinations",
-    type=click.IntRange(0),
-    help="Random layer combinations to measure, to check that single-layer losses add up. [default: 8]",
+    "Random layer combinations to measure, to check that single-layer losses add up. [default: 8]",
+    click.IntRange(0),
 )
-@click.option(
+@common.option(
     "--screen",
-    type=click.Choice(["fisher"]),
-    help="Measure only the settings that this score cannot decide (a plan from MODEL).",
+    "Measure only the settings that this score cannot decide (a plan from MODEL).",
+    ("fisher",),
 )
-@click.option("--confidence", type=float, help="Coverage of the intervals. [default: 0.95]")
-@click.option("--seed", type=click.IntRange(0), help="Random seed. [default: 0]")
-@click.option("--export", metavar="FILE", help="Write the plan for another tool; see --format.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(_FORMATS),
-    default="csv",
-    show_default=True,
-    help="Format of --export.",
-)
-@output_options
+@common.option("--confidence", "Coverage of the intervals. [default: 0.95]", float)
+@common.option("--seed", "Random seed. [default: 0]", click.IntRange(0))
+@common.option("--export exported FILE", "Write the plan for another tool; see --format.")
+@common.option("--format form", "Format of --export.", _FORMATS, default="csv")
+@common.output_options
 def command(
     source: str,
     budget: str,
     model: str | None,
     data: str | None,
     folder: str | None,
-    export: str | None,
+    exported: str | None,
     form: str,
-    output: Output,
+    output: common.Output,
     **options: Any,
 ) -> None:
     """Choose a setting for every layer of MODEL within a BUDGET, at the least measured loss.
@@ -111,27 +86,27 @@ def command(
     from strati.interventions.compress.plan import is_study_folder, plan
     from strati.interventions.study import load_study
 
-    if export is not None:
-        check_writable(export)
-    set_options = {name: value for name, value in options.items() if value not in (None, ())}
+    if exported is not None:
+        check_writable(exported)
+    set_options = {name: value for name, value in options.items() if value is not None}
     stored = is_study_folder(source)
     if stored:
         measured: Any = load_study(source)
         network = _network_of(measured)
-        guard_outputs(click.get_current_context(), also=[network])
+        common.guard_outputs(click.get_current_context(), also=[network])
         for name in ("inputs", "targets", "activation", "performance", "calibration", "rows"):
             if name in set_options:
                 raise BadInputError(f"--{name}", "is for a model; the study has its own")
     else:
         measured, network = source, source
-        guard_outputs(click.get_current_context(), also=[source, data, set_options.get("calibration")])
+        common.guard_outputs(click.get_current_context(), also=[source, data, set_options.get("calibration")])
     with progress("plan", None, quiet=output.quiet) as tick:
         result = plan(measured, budget=budget, model=model, data=data, out=folder, tick=tick, **set_options)
-    if export is not None:
-        result.export(export, format=form)  # type: ignore[arg-type]
-    emit(result, output)
-    if not output.quiet and output.json != "-":
-        show(NextCommand(_next(result, output, model or network)))
+    if exported is not None:
+        result.export(exported, format=form)  # type: ignore[arg-type]
+    common.emit(result, output)
+    if output.speaks:
+        common.show(NextCommand(_next(result, output, model or network)))
 
 
 def _network_of(measured: Any) -> str | None:
@@ -139,7 +114,7 @@ def _network_of(measured: Any) -> str | None:
     return next((origin.path for origin in measured.origin.networks.values() if origin.path), None)
 
 
-def _next(result: Any, output: Output, network: str | None) -> tuple[str, ...]:
+def _next(result: Any, output: common.Output, network: str | None) -> tuple[str, ...]:
     """The next command, and a shorter one for a narrow terminal."""
     if output.json is not None:
         factored = " --factored" if result.action == "truncate" else ""

@@ -1,82 +1,54 @@
-"""``strati reassemble``: recover the order of shuffled layers. Old spellings of shuffle and identify stay hidden."""
+"""``strati reassemble``: recover the order of shuffled layers. The old spelling of shuffle stays hidden."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from strati.cli.common import Command, Output, emit, output_options, seed_option, show
+from strati.cli import common
 from strati.core.errors import BadInputError
 from strati.core.files import check_writable
-from strati.core.options import default
 from strati.jobs.progress import progress
 from strati.reassembly.reassemble import ReassembleConfig
-
-F = TypeVar("F", bound=Callable[..., Any])
+from strati.reassembly.residual.make import Recipe
 
 ACTIVATIONS = ("relu", "gelu", "gelu-tanh", "tanh", "silu")
 PAIRINGS = ("auto", "diagonal", "gram", "norms", "readout", "combined", "joint")
 SEEDS = ("auto", "l1", "delta-norm", "frobenius")
 
-
-def _option(name: str, **more: Any) -> Callable[[F], F]:
-    """An option whose default stands in the config."""
-    field = name.removeprefix("--").replace("-", "_")
-    return click.option(name, default=default(ReassembleConfig, field), show_default=True, **more)
-
-
-def _old_spellings(function: F) -> F:
-    """The options that are now ``strati shuffle``, ``strati identify`` and, for experiments, ``--make``."""
-    options = [click.option(f"--{name}", hidden=True) for name in ("drop", "identify", "correspond")]
-    options += [
-        click.option("--answer", metavar="FILE", hidden=True),
-        click.option("--make", metavar="DIR", hidden=True),
-    ]
-    options += [click.option(f"--{name}", is_flag=True, hidden=True) for name in ("permute", "rescale")]
-    for name, kind, initial in (
-        ("blocks", click.IntRange(1), 12),
-        ("width", click.IntRange(1), 24),
-        ("hidden", click.IntRange(1), 48),
-        ("outputs", click.IntRange(1), 1),
-        ("epochs", click.IntRange(0), 30),
-        ("rows", click.IntRange(2), 4000),
-        ("lr", click.FloatRange(0, min_open=True), 1e-3),
-        ("weight-decay", click.FloatRange(0), 0.0),
-    ):
-        options.append(click.option(f"--{name}", type=kind, default=initial, hidden=True))
-    for option in options:
-        function = option(function)
-    return function
+_RECIPE = [field.name for field in fields(Recipe) if field.name not in ("activation", "batch", "seed")]
+_make_options = common.options(
+    *(
+        common.option(f"--{name.replace('_', '-')}", "", kind, Recipe, hidden=True)
+        for name in _RECIPE
+        for kind in [click.FloatRange(0) if name in ("lr", "weight_decay") else click.IntRange(1)]
+    )
+)
+"""The sizes and the training of the network that ``--make`` makes."""
 
 
-@click.command("reassemble", cls=Command)
+@click.command("reassemble", cls=common.Command)
 @click.argument("pieces", required=False)
 @click.argument("data", required=False)
-@click.option(
-    "--inputs", metavar="NAMES", help="Input columns (names or patterns, comma-separated) or array of DATA."
-)
-@click.option(
-    "--targets",
-    "--target",
-    "target",
-    metavar="NAMES",
-    help="Columns or array with the network's recorded outputs.",
-)
-@_option("--activation", type=click.Choice(ACTIVATIONS), help="Activation function of residual blocks.")
-@_option("--seconds", type=click.FloatRange(0), help="Time limit of the search with data.")
-@click.option("--out", metavar="PATH", help="Write the rebuilt network.")
-@click.option("--force", is_flag=True, help="Write --out even if the answer is not exact.")
-@_option("--pairing", type=click.Choice(PAIRINGS), hidden=True)
-@_option("--seed-order", type=click.Choice(SEEDS), hidden=True)
-@_option("--tokens", type=click.IntRange(1), hidden=True)
-@_old_spellings
-@seed_option
-@output_options
-def command(pieces: str | None, data: str | None, output: Output, **options: Any) -> None:
+@common.option("--inputs NAMES", "Input columns (names or patterns, comma-separated) or array of DATA.")
+@common.option("--targets --target target NAMES", "Columns or array with the network's recorded outputs.")
+@common.option("--activation", "Activation function of residual blocks.", ACTIVATIONS, ReassembleConfig)
+@common.option("--seconds", "Time limit of the search with data.", click.FloatRange(0), ReassembleConfig)
+@common.option("--out PATH", "Write the rebuilt network.")
+@common.option("--force", "Write --out even if the answer is not exact.")
+@common.option("--pairing", "", PAIRINGS, ReassembleConfig, hidden=True)
+@common.option("--seed-order", "", SEEDS, ReassembleConfig, hidden=True)
+@common.option("--tokens", "", click.IntRange(1), ReassembleConfig, hidden=True)
+@common.option("--drop MODEL", "", hidden=True)
+@common.option("--answer FILE", "", hidden=True)
+@common.option("--make DIR", "", hidden=True)
+@_make_options
+@common.seed_option
+@common.output_options
+def command(pieces: str | None, data: str | None, output: common.Output, **options: Any) -> None:
     """Recover the order of the shuffled, unlabelled layers in the folder PIECES.
 
     The layers of a residual network need DATA: inputs and the network's recorded outputs, as CSV (measurement_* and
@@ -87,34 +59,28 @@ def command(pieces: str | None, data: str | None, output: Output, **options: Any
     Example:
       strati reassemble pieces data.csv --out model.safetensors
     """
-    modes = [name for name in ("make", "drop", "identify", "correspond") if options[name] is not None]
+    modes = [name for name in ("make", "drop") if options[name] is not None]
     if len(modes) > 1:
-        raise BadInputError(f"--{modes[1]}", f"cannot be used with --{modes[0]}")
-    if modes in (["make"], ["drop"]) and pieces is not None:
+        raise BadInputError("--drop", "cannot be used with --make")
+    if modes and pieces is not None:
         raise BadInputError(f"--{modes[0]}", "takes its value as an option; leave PIECES and DATA out")
     if modes == ["make"]:
         _make(options["make"], output, options)
     elif modes == ["drop"]:
         if options["out"] is None:
             raise BadInputError("--drop", "needs --out DIR, an empty or new folder for the pieces")
-        from strati.cli.shuffle import shuffle_model
+        from strati.cli.shuffle import command as shuffle
 
-        settings = {name: options[name] for name in ("permute", "rescale", "seed")}
-        shuffle_model(options["drop"], options["out"], options["answer"], output, **settings)
+        shuffle_options = {name: options[name] for name in ("out", "answer", "seed")}
+        files = {"json_": output.json, "html": output.html, "plot": output.plot, "quiet": output.quiet}
+        click.get_current_context().invoke(shuffle, model=options["drop"], **shuffle_options, **files)
     elif pieces is None:
         raise click.UsageError("needs PIECES, a folder; strati shuffle MODEL --out DIR makes one")
-    elif modes:
-        from strati.cli.identify import identify_piece
-
-        piece, model = (
-            (options["identify"], pieces) if modes == ["identify"] else (pieces, options["correspond"])
-        )
-        identify_piece(piece, model, output)
     else:
         _reassemble(pieces, data, output, options)
 
 
-def _reassemble(pieces: str, data: str | None, output: Output, options: dict[str, Any]) -> None:
+def _reassemble(pieces: str, data: str | None, output: common.Output, options: dict[str, Any]) -> None:
     from strati.reassembly.reassemble import is_transformer, reassemble
 
     path = options["out"]
@@ -137,26 +103,25 @@ def _reassemble(pieces: str, data: str | None, output: Output, options: dict[str
     )
     if written:
         answer.save(path)
-    emit(answer, output)
-    if output.quiet or output.json == "-":
+    common.emit(answer, output)
+    if not output.speaks:
         return
     if path is not None:
-        show(f"wrote {path}" if written else f"{path} not written: not exact (--force writes it)")
+        common.show(f"wrote {path}" if written else f"{path} not written: not exact (--force writes it)")
     words = f"strati reassemble {pieces}" + (f" {data}" if data else "")
     if written:
-        show(f"next: strati scan {path}")
+        common.show(f"next: strati scan {path}")
     elif answer.exact is False:
-        show(f"next: {words} --seconds {max(2 * config.seconds, 60):g}")
+        common.show(f"next: {words} --seconds {max(2 * config.seconds, 60):g}")
     else:
-        show(f"next: {words} --out {'rebuilt' if transformer else 'model.safetensors'}")
+        common.show(f"next: {words} --out {'rebuilt' if transformer else 'model.safetensors'}")
 
 
-def _make(folder: str, output: Output, options: dict[str, Any]) -> None:
-    from strati.reassembly.residual.make import Recipe, make
+def _make(folder: str, output: common.Output, options: dict[str, Any]) -> None:
+    from strati.reassembly.residual.make import make
 
-    recipe = Recipe(**{field.name: options[field.name] for field in fields(Recipe) if field.name in options})
+    recipe = Recipe(**{name: options[name] for name in (*_RECIPE, "activation", "seed")})
     with progress("training", recipe.epochs, quiet=output.quiet) as tick:
         made = make(Path(folder), recipe, tick=tick)
-    emit(made, output)
-    if not output.quiet and output.json != "-":
-        show(f"next: strati reassemble {folder} {folder}/data.csv --activation {recipe.activation}")
+    solve = f"strati reassemble {folder} {folder}/data.csv --activation {recipe.activation}"
+    common.emit(made, output, solve)

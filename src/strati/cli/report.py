@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from strati.cli.common import Command, Output, check_page, emit, guard_outputs
+from strati.cli import common
 from strati.core.results import Result
 
 if TYPE_CHECKING:
@@ -49,14 +49,12 @@ class Page(Result):
         )
 
 
-@click.command("report", cls=Command)
+@click.command("report", cls=common.Command)
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
-@click.option(
-    "--output", "-o", "--html", "target", required=True, metavar="FILE.html", help="The page to write."
-)
-@click.option("--json", "json_", metavar="FILE", help="Write what is on the page as JSON ('-' for stdout).")
-@click.option("--quiet", "-q", is_flag=True, help="Say nothing.")
-@click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+@common.option("--output -o --html target FILE.html", "The page to write.", required=True)
+@common.option("--json json_ FILE", "Write what is on the page as JSON ('-' for stdout).")
+@common.option("--quiet -q", "Say nothing.")
+@common.option("--debug", "Show the traceback of an error.", expose_value=False)
 def command(runs: tuple[str, ...], target: str, json_: str | None, quiet: bool) -> None:
     """Draw RUN... as one self-contained interactive page.
 
@@ -70,9 +68,8 @@ def command(runs: tuple[str, ...], target: str, json_: str | None, quiet: bool) 
     """
     from strati.report.page import write_report
 
-    output = Output(json_, None, quiet)
-    output.check()
-    check_page(target)
-    guard_outputs(click.get_current_context())
+    common.Output(json_, target).check()
+    common.guard_outputs(click.get_current_context())
     results = write_report(runs, target)
-    emit(Page(target, Path(target).stat().st_size, tuple(r["schema"] for r in results)), output)
+    page = Page(target, Path(target).stat().st_size, tuple(r["schema"] for r in results))
+    common.emit(page, common.Output(json_, quiet=quiet))

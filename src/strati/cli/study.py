@@ -2,50 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from strati.cli import interrupts
-from strati.cli.common import (
-    Command,
-    Output,
-    activation_option,
-    calibration_option,
-    data_options,
-    emit,
-    estimate_option,
-    export_option,
-    guard_outputs,
-    layers_option,
-    output_options,
-    retry_option,
-    rows_option,
-    work_options,
-)
+from strati.cli import common, interrupts
 from strati.core.errors import BadInputError, StoppedError
-from strati.core.files import check_table, export_table
 from strati.jobs.progress import progress
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 _WITH_SETTINGS = {
-    "truncate": "rank=2,4,8",
-    "quantise": "bits=4,3,2",
-    "prune": "share=0.5,0.9",
-    "reorder": "run=2,3",
-    "repeat": "times=2",
-    "parallel": "run=2,3",
-    "drop-experts": "count=1,2",
-    "merge-experts": "count=1,2",
-}
-_DATA_AWARE = {
-    "truncate": "With data: metric=inputs.",
-    "quantise": "With data: method=gptq or awq; without: hqq.",
-    "prune": "With data: method=sparsegpt or wanda.",
+    "truncate": "rank=2,4,8; 'standard' for the usual ones. With data: metric=inputs.",
+    "quantise": "bits=4,3,2; 'standard' for the usual ones. With data: method=gptq or awq; without: hqq.",
+    "prune": "share=0.5,0.9; 'standard' for the usual ones. With data: method=sparsegpt or wanda.",
+    "reorder": "run=2,3.",
+    "repeat": "times=2.",
+    "parallel": "run=2,3.",
+    "drop-experts": "count=1,2.",
+    "merge-experts": "count=1,2.",
 }
 _WITHOUT = {
     "reinitialise": "Put each layer's initial values back (needs --initial).",
@@ -89,28 +64,25 @@ spectral = true               # the layer's spectrum, for strati audit
 """
 
 
-performance_option = click.option(
+performance_option = common.option(
     "--performance",
-    type=click.Choice(["accuracy", "loss", "perplexity"]),
-    help="Measure of performance.  [default: perplexity for tokens, else accuracy]",
+    "Measure of performance.  [default: perplexity for tokens, else accuracy]",
+    ("accuracy", "loss", "perplexity"),
 )
 
-
-def _intervention_options(function: F) -> F:
-    for name, text in reversed(_WITHOUT.items()):
-        function = click.option(f"--{name}", is_flag=True, help=text)(function)
-    function = click.option(
-        "--drop",
-        metavar="[run=N]",
+_intervention_options = common.options(
+    *(
+        common.option(f"--{name} SETTINGS", f"Settings of {name}, such as {example}")
+        for name, example in _WITH_SETTINGS.items()
+    ),
+    common.option(
+        "--drop [run=N]",
+        "Replace each residual block, or each run of N neighbouring ones, by the identity.",
         is_flag=False,
         flag_value="run=1",
-        help="Replace each residual block, or each run of N neighbouring ones, by the identity.",
-    )(function)
-    for name, example in reversed(_WITH_SETTINGS.items()):
-        what = f"Settings of {name}, such as {example}"
-        what += f"; 'standard' for the usual ones. {_DATA_AWARE[name]}" if name in _DATA_AWARE else "."
-        function = click.option(f"--{name}", metavar="SETTINGS", help=what)(function)
-    return function
+    ),
+    *(common.option(f"--{name}", text) for name, text in _WITHOUT.items()),
+)
 
 
 def _print_template(context: click.Context, _: click.Parameter, requested: bool) -> None:
@@ -119,59 +91,50 @@ def _print_template(context: click.Context, _: click.Parameter, requested: bool)
         context.exit()
 
 
-@click.command("study", cls=Command)
+@click.command("study", cls=common.Command)
 @click.argument("source", metavar="MODEL|SPEC")
-@data_options(required=False)
-@rows_option
-@calibration_option
-@activation_option(None)
+@common.data_options(required=False)
+@common.rows_option
+@common.calibration_option
+@common.activation_option(None)
 @performance_option
 @_intervention_options
-@click.option("--initial", metavar="INIT", help="The network's initial weights, for --reinitialise.")
-@layers_option
-@click.option(
-    "--metrics",
-    metavar="NAMES",
-    callback=lambda _c, _p, names: names and tuple(name.strip() for name in names.split(",")),
-    help="Sensitivity scores with passes of their own: fisher_gradient, kl_direct, aumann_shapley, higgs, "
+@common.option("--initial INIT", "The network's initial weights, for --reinitialise.")
+@common.layers_option
+@common.option(
+    "--metrics NAMES",
+    "Sensitivity scores with passes of their own: fisher_gradient, kl_direct, aumann_shapley, higgs, "
     "hessian_trace or all. [default: fisher_gradient]",
+    callback=lambda _c, _p, names: names and tuple(name.strip() for name in names.split(",")),
 )
-@click.option(
-    "--htsr",
-    is_flag=True,
-    help="Record also what scan --htsr adds: traps, erg_gap, Hill and FARMS exponents.",
+@common.option("--htsr", "Record also what scan --htsr adds: traps, erg_gap, Hill and FARMS exponents.")
+@common.work_options()
+@common.export_option
+@common.option("--draws", "Draws of interventions with chance in them. [default: 1]", click.IntRange(1))
+@common.option("--seed", "Random seed. [default: 0, or the spec's]", click.IntRange(0))
+@common.option(
+    "--init TEXT", "Distribution to re-randomise from (pytorch, gpt2, vit, timm, kaiming, normal, moments)."
 )
-@work_options()
-@export_option
-@click.option(
-    "--draws", type=click.IntRange(1), help="Draws of interventions with chance in them. [default: 1]"
-)
-@click.option("--seed", type=click.IntRange(0), help="Random seed. [default: 0, or the spec's]")
-@click.option(
-    "--init",
-    help="Distribution to re-randomise from (pytorch, gpt2, vit, timm, kaiming, normal, moments).",
-)
-@retry_option
-@click.option(
+@common.retry_option
+@common.option(
     "--template",
+    "Print a commented TOML spec, then exit.",
     is_flag=True,
     is_eager=True,
     expose_value=False,
     callback=_print_template,
-    help="Print a commented TOML spec, then exit.",
 )
-@estimate_option
-@output_options
+@common.estimate_option
+@common.output_options
 def command(
     source: str,
     out: str | None,
-    export: str | None,
     engine: str,
     workers: int | None,
     address: str | None,
     retry: bool,
     estimate: bool,
-    output: Output,
+    output: common.Output,
     **options: Any,
 ) -> None:
     """Change every layer of MODEL in turn and measure the network on DATA.
@@ -187,8 +150,6 @@ def command(
     """
     from strati.core.plugins import require
 
-    if export is not None:
-        check_table(export)
     if out is None:
         raise BadInputError("--out", "is missing: the directory for results")
     if engine == "local" and address is not None:
@@ -201,7 +162,7 @@ def command(
     if estimate:
         from strati.interventions.study_cost import estimate_study
 
-        emit(estimate_study(call, workers=workers or 0), output)
+        common.emit(estimate_study(call, workers=workers or 0), replace(output, export=None))
         return
     resume = interrupts.resume_command()
     try:
@@ -211,9 +172,7 @@ def command(
             result = study(call, out=out, tick=tick, **where)
     except KeyboardInterrupt:  # before the study had begun, or while its store was being opened
         raise StoppedError("stopped, 0 done in this run", f"resume with {resume}") from None
-    if export is not None:
-        export_table(result.frame(), export)
-    emit(result, output)
+    common.emit(result, output)
 
 
 def _call(source: str, arguments: dict[str, Any]) -> Any:
@@ -229,7 +188,9 @@ def _call(source: str, arguments: dict[str, Any]) -> Any:
     if data is not None:
         if source in builtin_names() or Path(source).suffix.lower() == ".toml":
             raise BadInputError("--data", "is for a model; a spec names its own data")
-        guard_outputs(context, also=[source, data, arguments.get("initial"), arguments.get("calibration")])
+        common.guard_outputs(
+            context, also=[source, data, arguments.get("initial"), arguments.get("calibration")]
+        )
         interventions = _interventions(arguments)
         if interventions:
             arguments["interventions"] = tuple(interventions)
@@ -242,7 +203,7 @@ def _call(source: str, arguments: dict[str, Any]) -> Any:
         raise BadInputError(f"--{only[0]}", "is for a model; a spec has its own settings")
     others = [intervention.source for intervention in call.config.interventions]
     read = [*(call.model.values() if isinstance(call.model, dict) else ()), call.data, call.config.initial]
-    guard_outputs(context, also=[path for path in (*read, *others) if isinstance(path, str)])
+    common.guard_outputs(context, also=[path for path in (*read, *others) if isinstance(path, str)])
     if call.trains and "seed" in arguments:
         call = replace(call, model=replace(call.model, seed=arguments["seed"]))
     return replace(call, config=replace(call.config, **arguments))

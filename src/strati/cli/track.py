@@ -6,92 +6,56 @@ from typing import Any
 
 import click
 
-from strati.cli import interrupts
-from strati.cli.common import (
-    Command,
-    Output,
-    activation_option,
-    data_options,
-    emit,
-    estimate_option,
-    layers_option,
-    named_data,
-    output_options,
-    retry_option,
-    rows_option,
-    seed_option,
-    work_options,
-)
+from strati.cli import common, interrupts
 from strati.cli.landscape import LOSSES
-from strati.core.options import default
 from strati.tracking.config import QUANTITIES, TrackConfig
 
-_POSITIVE = click.FloatRange(min=0, min_open=True)
 
-
-@click.command("track", cls=Command)
+@click.command("track", cls=common.Command)
 @click.argument("checkpoints", nargs=-1, required=True, metavar="CHECKPOINT...")
-@data_options(required=False)
-@activation_option()
-@work_options(required=True)
-@click.option(
-    "--what",
-    metavar="NAMES",
-    help=f"What to measure, comma-separated: {', '.join(QUANTITIES)}.  "
+@common.data_options(required=False)
+@common.activation_option()
+@common.work_options(required=True)
+@common.option(
+    "--what NAMES",
+    f"What to measure, comma-separated: {', '.join(QUANTITIES)}.  "
     "[default: spectra, plus loss and llc with --data]",
 )
-@click.option(
-    "--steps",
-    default="",
-    metavar="NUMBERS",
-    help="Training steps, comma-separated.  [default: the last number in each name]",
+@common.option(
+    "--steps NUMBERS", "Training steps, comma-separated.  [default: the last number in each name]", default=""
 )
-@layers_option
-@click.option(
+@common.layers_option
+@common.option(
     "--loss",
-    type=click.Choice(LOSSES),
-    help="Loss to measure.  [default: cross_entropy for classes, mse for other targets, behavioural-mse without]",
+    "Loss to measure.  [default: cross_entropy for classes, mse for other targets, behavioural-mse without]",
+    LOSSES,
 )
-@rows_option
-@click.option("--nbeta", type=_POSITIVE, help="Inverse temperature of the LLC sampler.  [default: n / ln n]")
-@click.option(
-    "--gamma", type=_POSITIVE, help="Strength of the pull towards the checkpoint.  [default: automatic]"
+@common.rows_option
+@common.option("--nbeta", "Inverse temperature of the LLC sampler.  [default: n / ln n]", common.POSITIVE)
+@common.option(
+    "--gamma", "Strength of the pull towards the checkpoint.  [default: automatic]", common.POSITIVE
 )
-@click.option(
-    "--chains", type=click.IntRange(2), metavar="N", help="Chains of every LLC estimate.  [default: 4]"
+@common.option("--chains", "Chains of every LLC estimate.  [default: 4]", click.IntRange(2))
+@common.option("--draws", "Draws of every chain.  [default: 400]", click.IntRange(4))
+@common.option("--batch", "Rows per minibatch of the LLC sampler.  [default: 256]", click.IntRange(1))
+@common.option("--seconds", "Time budget of each LLC estimate, in seconds.  [default: none]", common.POSITIVE)
+@common.option("--per-layer", "Also estimate the learning coefficient of each layer.")
+@common.option("--heads HEADS", "Also estimate that of these attention heads: 0.1,1.3 (block.head).")
+@common.option(
+    "--data-groups COLUMN", "Also estimate that of groups of the data, by this column (y: the targets)."
 )
-@click.option("--draws", type=click.IntRange(4), metavar="N", help="Draws of every chain.  [default: 400]")
-@click.option(
-    "--batch",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Rows per minibatch of the LLC sampler.  [default: 256]",
-)
-@click.option(
-    "--seconds", type=_POSITIVE, help="Time budget of each LLC estimate, in seconds.  [default: none]"
-)
-@click.option("--per-layer", is_flag=True, help="Also estimate the learning coefficient of each layer.")
-@click.option(
-    "--heads", metavar="HEADS", help="Also estimate that of these attention heads: 0.1,1.3 (block.head)."
-)
-@click.option(
-    "--data-groups",
-    metavar="COLUMN",
-    help="Also estimate that of groups of the data, by this column (y: the targets).",
-)
-@click.option(
-    "--level",
-    type=float,
-    default=default(TrackConfig, "level"),
-    show_default=True,
-    help="False-alarm rate of the change points, over all series.",
-)
-@retry_option
-@estimate_option
-@seed_option
-@output_options
+@common.option("--level", "False-alarm rate of the change points, over all series.", float, TrackConfig)
+@common.retry_option
+@common.estimate_option
+@common.seed_option
+@common.output_options
 def command(
-    checkpoints: tuple[str, ...], steps: str, what: str | None, estimate: bool, output: Output, **options: Any
+    checkpoints: tuple[str, ...],
+    steps: str,
+    what: str | None,
+    estimate: bool,
+    output: common.Output,
+    **options: Any,
 ) -> None:
     """Measure every checkpoint of a training run and detect change points.
 
@@ -111,8 +75,7 @@ def command(
     except ValueError:
         raise BadInputError("--steps", "must be numbers separated by commas") from None
     data, out = options.pop("data"), options.pop("out")
-    data = named_data(data, options.pop("inputs"), options.pop("targets"))
-    options["layers"] = options.get("layers") or None
+    data = common.named_data(data, options.pop("inputs"), options.pop("targets"))
     source: Any = checkpoints[0] if len(checkpoints) == 1 else list(checkpoints)
     if estimate:
         from strati.io.layers import select
@@ -122,9 +85,9 @@ def command(
 
         ordered = in_order(source, numbers)
         layers = [x for c in ordered for x in select(open_network(c.source).layers(), options["layers"])]
-        emit(estimate_scan(f"{len(ordered)} checkpoints", layers, workers=options["workers"]), output)
+        common.emit(estimate_scan(f"{len(ordered)} checkpoints", layers, workers=options["workers"]), output)
         return
     resume = interrupts.resume_command(kept=out is not None)
     with progress("track", None, quiet=output.quiet, resume=resume) as tick:
         trajectory = track(source, data=data, out=out, steps=numbers, what=what, tick=tick, **options)
-    emit(trajectory, output)
+    common.emit(trajectory, output)

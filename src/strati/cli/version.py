@@ -4,41 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 
 from strati._version import __version__
 
-_PACKAGES = (
-    *(
-        "numpy",
-        "scipy",
-        "pandas",
-        "safetensors",
-        "ml_dtypes",
-        "click",
-        "rich",
-        "cloudpickle",
-        "threadpoolctl",
-    ),
-    *(
-        "torch",
-        "transformers",
-        "huggingface_hub",
-        "peft",
-        "gguf",
-        "h5py",
-        "matplotlib",
-        "pillow",
-        "ray",
-        "pyarrow",
-        "arviz",
-    ),
-)
-
 
 def details() -> str:
-    """Version, system and installed packages, one per line.
+    """Version, system and the installed packages among those that strati uses, one per line.
 
     Examples:
         >>> details().splitlines()[0].startswith("strati ")
@@ -46,7 +20,7 @@ def details() -> str:
     """
     lines = [f"strati {__version__}", f"Python {platform.python_version()} ({sys.executable})"]
     lines += [f"{platform.platform()}, {os.cpu_count()} processors"]
-    for name in _PACKAGES:
+    for name in dict.fromkeys(re.split(r"[^\w.-]", need)[0] for need in requires("strati") or ()):
         try:
             lines.append(f"{name} {version(name)}")
         except PackageNotFoundError:

@@ -212,7 +212,7 @@ def test_a_stray_matrix_of_a_fine_tune_is_recognised(tmp_path):
     tuned = strati.open(zoo("minilm-tuned"))
     name = "encoder.layer.4.attention.self.value.weight"
     np.savez(tmp_path / "stray.npz", piece=tuned.read(name))
-    done = command("--identify", tmp_path / "stray.npz", zoo("minilm"), "--json", "-")
+    done = run_strati("identify", tmp_path / "stray.npz", zoo("minilm"), "--json", "-")
     found = json.loads(done.stdout)
     assert (found["block"], found["role"], found["sure"]) == (4, "v", True)
     noise = identify(np.random.default_rng(0).normal(size=(384, 384)), zoo("minilm"))
