@@ -272,12 +272,10 @@ class Source:
 
     def arrays(self, network: nn.Module, path: str | None = None) -> Data:
         """Read the data, or another file like them; text goes through the model's tokenizer."""
-        from strati.io.data_files import Data, read_data
+        from strati.io.data_files import Data, read_data, read_path
 
         path = path or self.data
         if Path(path).suffix.lower() == ".txt":
-            from strati.evaluate.batches import read_path
-
             return Data(read_path(Path(path), network), None)
         return read_data(path, inputs=self.inputs, target=self.targets)
 
