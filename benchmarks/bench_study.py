@@ -19,9 +19,10 @@ import numpy as np
 import torch
 
 from strati.core.rng import stream
-from strati.interventions.cached_forward import ActivationCache, ChainProbe, measure_module
+from strati.interventions.cached_forward import ActivationCache, measure_module
 from strati.interventions.compress.apply import apply
 from strati.interventions.edits import LayerEdits, make_change
+from strati.interventions.evaluator import ChainProbe
 from strati.interventions.kinds import prune, quantise, truncate
 from strati.interventions.study_config import StudyConfig
 from strati.interventions.study_spec import read_spec
@@ -150,7 +151,7 @@ def settings(images: int, batch: int, repeats: int) -> None:
             probe.measure(target, some, activations=False)
 
     stages = probe.chain.stages
-    kept = [list(probe.inputs(stage.name)) for stage in stages]  # the operands the products really have
+    kept = [[inputs[i] for inputs in probe._inputs] for i in range(len(stages))]
     outs = [torch.empty(count * batch, stage.outputs) for stage in stages]
     wide = [[x.repeat(count, 1) for x in some[:1]] for some in kept]
 

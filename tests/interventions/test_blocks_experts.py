@@ -106,7 +106,7 @@ def test_parallel_blocks_average_their_outputs() -> None:
 def test_saliency_by_its_definition() -> None:
     model = model_of("mixtral")
     task = make_task(DATA, "loss", 5)
-    scores = score_experts(model, task)
+    scores = score_experts(model, [inputs for inputs, _ in task.batches])
     name = find_experts(model)[2].name
     assert len(scores) == 4
     block = model.get_submodule(name)

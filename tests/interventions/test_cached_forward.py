@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from strati.interventions.cached_forward import (
     ActivationCache,
-    ChainProbe,
     Recording,
     measure_module,
     whole_performance,
 )
+from strati.interventions.evaluator import ChainProbe
 from strati.interventions.initialisers import scheme_of
 from strati.interventions.metrics import Disagreement, as_rows
 from strati.interventions.targets import Change, Target, changed, find_targets, values_of

@@ -139,5 +139,8 @@ def test_too_few_tokens_and_layers_never_reached_are_reported(monkeypatch: pytes
     monkeypatch.setattr(input_covariance, "MAX_BYTES", 1)  # one layer per pass gives the same
     alone = CalibrationInputs(Routed(), [x])
     assert np.array_equal(alone.of("experts.1").matrix, inputs.of("experts.1").matrix)
-    with pytest.raises(BadInputError, match="grouped"):
-        patches(nn.Conv2d(4, 4, 3, groups=2), torch.zeros(1, 4, 5, 5))
+    net = nn.Sequential(nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(4, 2, 1))
+    grouped = CalibrationInputs(net, [torch.ones(5, 4, 5, 5)])
+    with pytest.raises(BadInputError, match="0: is a grouped"):
+        grouped.of("0")
+    assert grouped.of("1").tokens == 9 * 5  # the layers around it keep their covariances

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch.nn import functional
 
 import strati
 from strati.core.errors import BadInputError
-from strati.interventions.sensitivity import NetworkScores
+from strati.interventions.metrics import NetworkScores
 from strati.interventions.study import study
 from strati.interventions.targets import Change, find_targets
 from strati.interventions.tasks import StudyData, Task, make_task
@@ -194,6 +195,35 @@ def test_scores_of_weights_and_outputs_by_their_definitions() -> None:
     assert row["snr"] == pytest.approx(10 * np.log10(ratio), rel=1e-4)
     importance = np.abs(weight) * np.sqrt((x**2).mean(0))
     assert row["outlier_ratio"] == pytest.approx(100 * (importance > 5 * importance.mean()).mean())
+
+
+def _scores(rows: Any, names: tuple[str, ...]) -> dict[tuple[str, str], dict[str, float]]:
+    return {
+        (r["layer"], r["intervention"]): {name: r[name] for name in names if name in r}
+        for r in rows
+        if r["intervention"] != "intact"
+    }
+
+
+@pytest.mark.parametrize("make", [mlp, language])
+def test_scores_see_calibration_rows_and_not_the_measured_ones(make: Any) -> None:
+    model, data = make()
+    other = replace(data, x_test=data.x_test[::-1].copy())
+    other = replace(other, y_test=None if data.y_test is None else np.roll(data.y_test, 1))
+    edits = [strati.prune(share=0.5)] + ([strati.drop()] if make is language else [])
+    names = ("wanda_score", "snr", "gptq_error", "activation_error", "outlier_ratio", "fisher_gradient")
+    names += ("block_influence", "angular_distance", "kl_direct", "free_directions")
+    common: dict[str, Any] = {"performance": "loss", "interventions": edits, "metrics": "all"}
+    common |= {"degeneracy": make is mlp, "spectral": False}
+    rows = (data.x_test[:5], data.y_test[:5]) if data.y_test is not None else data.x_test[:5]
+    first, second = (study(model, data=d, calibration=rows, **common) for d in (data, other))
+    measured = [r["performance"] for r in first.rows] != [r["performance"] for r in second.rows]
+    assert measured or make is language  # the same texts in another order have the same loss
+    assert _scores(first.rows, names) == _scores(second.rows, names)
+    there = {name for scores in _scores(first.rows, names).values() for name in scores}
+    assert there == set(names) - ({"free_directions"} if make is language else {names[6], names[7]})
+    shared = study(model, data=data, **common)  # without calibration rows, the measured ones
+    assert _scores(shared.rows, names) != _scores(first.rows, names)
 
 
 @settings(max_examples=15, deadline=None)

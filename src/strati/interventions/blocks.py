@@ -1,19 +1,23 @@
 """Residual blocks: the repeated parts of a network that can become the identity.
 
 A block is a member of a list or sequence of like modules that returns a tensor of its input's shape and still passes
-its input on when its own layers are zero. Which ones do is seen by running the network once.
+its input on when its own layers are zero. Which ones do is seen by running the network once. How far they turn their
+input is :class:`BlockInfluence`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from strati.core.errors import BadInputError
-from strati.interventions.targets import Target, chosen_names, find_targets
+from strati.interventions.targets import Change, Target, chosen_names, find_targets
+from strati.interventions.tasks import IGNORED, forward
 
 
 def find_blocks(
@@ -147,3 +151,68 @@ def _passes_on(block: nn.Module, args: Any, options: Any) -> bool:
         for tensor, old in zip(tensors, originals, strict=True):
             tensor.copy_(old)
     return torch.equal(x, other) or not torch.equal(outputs[0], outputs[1])
+
+
+class BlockInfluence:
+    """How far each run of blocks turns its input, measured in one pass of the intact network."""
+
+    def __init__(self, model: nn.Module, batches: Iterable[Tensor], target: Target) -> None:
+        self.target = target
+        self._sums = dict.fromkeys(target.members, 0.0)
+        self._angles = dict.fromkeys(target.members, 0.0)
+        self._count = 0
+        self._measure(model, batches)
+
+    def of(self, change: Change) -> dict[str, float | None]:
+        """The influence and the angular distance of the blocks changed together."""
+        if not self._count:
+            return {"block_influence": None, "angular_distance": None}
+        last = change.blocks[-1]
+        return {
+            "block_influence": 1.0 - self._sums[last] / self._count,
+            "angular_distance": self.angular_distance(last),
+        }
+
+    def angular_distance(self, last: str) -> float:
+        """The angle between what enters the first block and what leaves ``last``, over pi, averaged over tokens."""
+        return self._angles[last] / self._count
+
+    @torch.inference_mode()
+    def _measure(self, model: nn.Module, batches: Iterable[Tensor]) -> None:
+        first: list[Tensor] = []
+        turned: dict[str, Tensor] = {}
+
+        def start(_module: Any, args: Any, options: Any) -> None:
+            first[:] = [args[0] if args else next(iter(options.values()))]
+
+        hooks: list[Any] = [
+            model.get_submodule(self.target.name).register_forward_pre_hook(start, with_kwargs=True)
+        ]
+        for name in self.target.members:
+
+            def end(_module: Any, _args: Any, output: Any, name: str = name) -> None:
+                first_output = output[0] if isinstance(output, tuple) else output
+                turned[name] = _cosines(first[0], first_output)
+
+            hooks.append(model.get_submodule(name).register_forward_hook(end))
+        try:
+            for inputs in batches:
+                turned.clear()
+                forward(model, inputs)
+                real = inputs != IGNORED if not inputs.is_floating_point() else None
+                for name, cosines in turned.items():
+                    counted = cosines[real] if real is not None and real.shape == cosines.shape else cosines
+                    self._sums[name] += float(counted.sum(dtype=torch.float64))
+                    angles = torch.arccos(counted.double().clamp(-1.0, 1.0)) / math.pi
+                    self._angles[name] += float(angles.sum())
+                self._count += counted.numel() if turned else 0
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def _cosines(before: Tensor, after: Tensor) -> Tensor:
+    """One cosine per token, or per image."""
+    if before.ndim == 4:
+        before, after = before.flatten(1), after.flatten(1)
+    return functional.cosine_similarity(before.float(), after.float(), dim=-1)

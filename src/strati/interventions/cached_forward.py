@@ -1,17 +1,15 @@
 """Performance of a network under many changes of one layer, computing nothing twice.
 
-What comes before the changed layer is computed once and reused, and all changes of the layer share one pass. Two ways:
-a chain of linear maps and activations runs as stacked matrix products, any other module by replaying the recorded
-outputs of the parts that ran before the layer. Both give what full forward passes give.
+What comes before the changed layer is computed once and replayed, and all changes of the layer share one pass. This
+gives what full forward passes give. Plain MLPs have a faster way (:class:`strati.interventions.evaluator.ChainProbe`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,126 +18,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from strati.interventions.batched_edits import Stacking, agrees, repeated, stacked_outputs
 from strati.interventions.metrics import Disagreement, as_rows
 from strati.interventions.targets import Change, Target, changed, replaced_forward
-from strati.interventions.tasks import ScoreAccumulator, Scores, Task
-from strati.landscape.mlp.sequential import Chain
-
-if TYPE_CHECKING:
-    from strati.core.results import FloatArray
-
-Number = float | None
+from strati.interventions.tasks import Measurement, ScoreAccumulator, Scores, Task, measured
 
 _MOST_BYTES = 400_000_000
 """Recordings kept from one layer to the next."""
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """A changed network's performance, how its layer's outputs differ from the intact one's, scores by example."""
-
-    performance: float
-    activations: dict[str, Number]
-    scores: Scores | None = None
-
-    @property
-    def groups(self) -> FloatArray | None:
-        """Scores by groups of examples, where there are data."""
-        return None if self.scores is None else self.scores.groups
-
-    @property
-    def stderr(self) -> float | None:
-        """Standard error of the mean score."""
-        return None if self.scores is None else self.scores.stderr
-
-    @property
-    def examples(self) -> int | None:
-        """How many examples were scored."""
-        return None if self.scores is None else self.scores.examples
-
-
-class ChainProbe:
-    """A feed-forward network whose intact activations on the test set are kept, layer by layer."""
-
-    def __init__(self, chain: Chain, task: Task) -> None:
-        self.chain, self.task = chain, task
-        self._inputs: list[list[Tensor]] = []
-        self._buffers: dict[tuple[int, int, int], Tensor] = {}
-        tally = ScoreAccumulator(task)
-        for x, targets in task.batches:
-            with torch.inference_mode():
-                activations, _ = chain.forward(x)
-                tally.add(activations[-1], targets)
-            self._inputs.append(activations[:-1])
-        self.scores = tally.result()
-        self.performance = self.scores.performance
-
-    @property
-    def names(self) -> frozenset[str]:
-        """The layers it can measure; a checkpoint's own name may not be the module's."""
-        return frozenset(stage.name for stage in self.chain.stages)
-
-    def inputs(self, layer: str) -> Iterator[Tensor]:
-        """What goes into a layer, batch by batch."""
-        place = next(i for i, stage in enumerate(self.chain.stages) if stage.name == layer)
-        return (inputs[place] for inputs in self._inputs)
-
-    @torch.inference_mode()
-    def measure(
-        self, target: Target, changes: Sequence[Change], *, activations: bool = True
-    ) -> list[Measurement]:
-        """Measure the changes of one layer, all in one pass over the test set."""
-        stages = self.chain.stages
-        place = next(i for i, stage in enumerate(stages) if stage.name == target.name)
-        weights = torch.stack([torch.from_numpy(c.values) for c in changes])
-        biases = [stages[place].bias if c.bias is None else torch.from_numpy(c.bias) for c in changes]
-        bias = None if biases[0] is None else torch.stack(biases)  # type: ignore[arg-type]
-        both = Disagreement(len(changes))
-        tallies = [ScoreAccumulator(self.task) for _ in changes]
-        for (_, targets), inputs in zip(self.task.batches, self._inputs, strict=True):
-            outputs = stacked_linear(inputs[place], weights, bias)
-            if activations:
-                both.add(stages[place].preactivations(inputs[place]), outputs)
-            logits = self._rest(outputs, place)
-            for tally, answer in zip(tallies, logits, strict=True):
-                tally.add(answer, targets)
-        return _measured(tallies, both if activations else None)
-
-    def _rest(self, outputs: Tensor, place: int) -> Tensor:
-        """From the changed layer's outputs (changes, rows, neurons) to the logits, as single matrix products."""
-        changes, rows, _ = outputs.shape
-        stages = self.chain.stages
-        f = _activate(stages[place].activation, outputs.view(changes * rows, -1))
-        for i, stage in enumerate(stages[place + 1 :]):
-            out = self._scratch(f.shape[0], stage.outputs, i % 2, f)
-            if stage.bias is None:
-                torch.mm(f, stage.weight.T, out=out)
-            else:
-                torch.addmm(stage.bias, f, stage.weight.T, out=out)
-            f = _activate(stage.activation, out)
-        return f.view(changes, rows, -1)
-
-    def _scratch(self, rows: int, width: int, turn: int, like: Tensor) -> Tensor:
-        """Memory that is used again: fresh pages cost as much as the activation function."""
-        key = (rows, width, turn)
-        if key not in self._buffers:
-            self._buffers[key] = like.new_empty(rows, width)
-        return self._buffers[key]
-
-
-def stacked_linear(inputs: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
-    """``inputs @ W_k^T + b_k`` for every ``k``: (rows, in) and (k, out, in) to (k, rows, out).
-
-    Examples:
-        >>> stacked_linear(torch.ones(2, 3), torch.ones(4, 5, 3), torch.zeros(4, 5)).shape
-        torch.Size([4, 2, 5])
-    """
-    changes, outputs, _ = weights.shape
-    products = inputs.new_empty(changes, inputs.shape[0], outputs)
-    for k in range(changes):
-        if bias is None:
-            torch.mm(inputs, weights[k].T, out=products[k])
-        else:
-            torch.addmm(bias[k], inputs, weights[k].T, out=products[k])
-    return products
 
 
 def whole_scores(model: nn.Module, task: Task) -> Scores:
@@ -163,13 +45,11 @@ def measure_module(
     changes: Sequence[Change],
     *,
     activations: bool = True,
-    watch: Callable[[Tensor, Tensor], None] | None = None,
     tapes: ActivationCache | None = None,
 ) -> list[Measurement]:
     """Performance of any module under the changes of one layer, replaying what ran before the layer.
 
-    ``watch`` is given the intact layer's first input and output, batch by batch. ``tapes`` of an earlier layer of the
-    same network shorten the recorded pass.
+    ``tapes`` of an earlier layer of the same network shorten the recorded pass.
     """
     tapes = tapes or ActivationCache()
     both = Disagreement(len(changes))
@@ -178,14 +58,12 @@ def measure_module(
         for number, (inputs, targets) in enumerate(task.batches):
             run = partial(task.output, model, inputs)
             tape = tapes.record(model, target.name, number, run)
-            if watch is not None and tape.output is not None and tape.input is not None:
-                watch(tape.input, tape.output)
             outcomes = _outputs(model, task, target, changes, tape, inputs, tapes.stacking)
             for i, (logits, heard) in enumerate(outcomes):
                 tallies[i].add(logits, targets)
                 if activations and tape.output is not None and heard is not None:
                     both.add_one(i, as_rows(tape.output, target.kind), as_rows(heard, target.kind))
-    return _measured(tallies, both if activations else None)
+    return measured(tallies, both if activations else None)
 
 
 def _outputs(
@@ -243,14 +121,6 @@ def _alone(
     with changed(model, target, change), tape.replayed() as heard:
         logits = task.output(model, inputs)
     return logits, heard[0] if heard else None
-
-
-def _measured(tallies: Sequence[ScoreAccumulator], both: Disagreement | None) -> list[Measurement]:
-    measurements = []
-    for i, tally in enumerate(tallies):
-        scores = tally.result()
-        measurements.append(Measurement(scores.performance, both.result(i) if both else {}, scores))
-    return measurements
 
 
 class _Reached(Exception):  # noqa: N818  (no error: the recorded pass has seen all it needs)
@@ -438,8 +308,3 @@ def _callable_parts(module: nn.Module) -> list[nn.Module]:
 
 def _copy(value: Any) -> Any:
     return tree_map_only(Tensor, torch.clone, value)
-
-
-def _activate(activation: Any, p: Tensor) -> Tensor:
-    """An activation, in place where that saves a pass over memory."""
-    return p.relu_() if activation.name == "relu" else activation(p)

@@ -99,11 +99,11 @@ class InputDirections(Directions):
 
     def __init__(self, matrix: NDArray[Any], covariance: InputCovariance) -> None:
         super().__init__(matrix)
-        self._covariance = covariance
+        weights = covariance.row_weights
+        self._scale = np.ones(len(self.matrix)) if weights is None else np.sqrt(weights)
+        self._decomposed = self._decompose(covariance.matrix)  # the covariance itself is not held
 
-    @cached_property
-    def _decomposed(self) -> tuple[FloatArray, FloatArray]:
-        c = self._covariance.matrix
+    def _decompose(self, c: FloatArray) -> tuple[FloatArray, FloatArray]:
         c = c + _RIDGE * (np.trace(c) / len(c) or 1.0) * np.eye(len(c))
         w = self._scale[:, None] * self.matrix
         basis = None
@@ -112,11 +112,6 @@ class InputDirections(Directions):
         values, vectors = np.linalg.eigh(w @ c @ w.T)
         vectors = vectors if basis is None else basis @ vectors
         return np.maximum(values[::-1], 0.0), vectors[:, ::-1]
-
-    @cached_property
-    def _scale(self) -> FloatArray:
-        weights = self._covariance.row_weights
-        return np.ones(len(self.matrix)) if weights is None else np.sqrt(weights)
 
     def factors(self, which: slice) -> tuple[FloatArray, FloatArray]:
         """The part that some directions carry, as a product of two matrices, (rows, k) and (k, cols)."""
@@ -258,7 +253,7 @@ class LayerEdits:
             self._directions = Directions(self.matrix)
         return self._directions
 
-    @cached_property
+    @property
     def covariance(self) -> InputCovariance:
         """The second moments of the layer's inputs.
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from strati.core.errors import BadInputError, UnsupportedError
-from strati.interventions.cached_forward import ActivationCache, ChainProbe, whole_scores
-from strati.interventions.cached_forward import Measurement as Measurement
+from strati.interventions.cached_forward import ActivationCache, whole_scores
 from strati.interventions.edits import LayerEdits, Others, make_change, source_key, tensors_of
 from strati.interventions.experts import expert_change, score_experts
 from strati.interventions.input_covariance import CalibrationInputs
 from strati.interventions.kinds import Point, make, read_setting
+from strati.interventions.metrics import Disagreement
 from strati.interventions.study_config import DATA
 from strati.interventions.study_spec import trained_networks
 from strati.interventions.targets import (
@@ -36,21 +36,24 @@ from strati.interventions.targets import (
     weights_digest,
 )
 from strati.interventions.tasks import (
+    Measurement,
+    ScoreAccumulator,
     StudyData,
     Task,
     as_modules,
     check_fits,
     digest_of,
     make_task,
+    measured,
     scores_of,
     study_data,
 )
 from strati.jobs.store import Run
-from strati.landscape.mlp.sequential import as_chain
+from strati.landscape.mlp.sequential import Chain, as_chain
 
 if TYPE_CHECKING:
     from strati.interventions.expert_removal import ExpertScores
-    from strati.interventions.sensitivity import NetworkScores
+    from strati.interventions.metrics import NetworkScores
     from strati.interventions.study import Study
 
 Evaluate = Callable[[nn.Module], float]
@@ -58,6 +61,87 @@ KEEP = "keep"
 """The choice that leaves a layer as it is."""
 _MOST_BYTES = 600_000_000
 """Singular directions kept between measurements; beyond, they are computed again."""
+
+
+class ChainProbe:
+    """A feed-forward network whose intact activations on the test set are kept, layer by layer."""
+
+    def __init__(self, chain: Chain, task: Task) -> None:
+        self.chain, self.task = chain, task
+        self._inputs: list[list[Tensor]] = []
+        self._buffers: dict[tuple[int, int, int], Tensor] = {}
+        tally = ScoreAccumulator(task)
+        for x, targets in task.batches:
+            with torch.inference_mode():
+                activations, _ = chain.forward(x)
+                tally.add(activations[-1], targets)
+            self._inputs.append(activations[:-1])
+        self.scores = tally.result()
+        self.performance = self.scores.performance
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The layers it can measure; a checkpoint's own name may not be the module's."""
+        return frozenset(stage.name for stage in self.chain.stages)
+
+    @torch.inference_mode()
+    def measure(
+        self, target: Target, changes: Sequence[Change], *, activations: bool = True
+    ) -> list[Measurement]:
+        """Measure the changes of one layer, all in one pass over the test set."""
+        stages = self.chain.stages
+        place = next(i for i, stage in enumerate(stages) if stage.name == target.name)
+        weights = torch.stack([torch.from_numpy(c.values) for c in changes])
+        biases = [stages[place].bias if c.bias is None else torch.from_numpy(c.bias) for c in changes]
+        bias = None if biases[0] is None else torch.stack(biases)  # type: ignore[arg-type]
+        both = Disagreement(len(changes))
+        tallies = [ScoreAccumulator(self.task) for _ in changes]
+        for (_, targets), inputs in zip(self.task.batches, self._inputs, strict=True):
+            outputs = stacked_linear(inputs[place], weights, bias)
+            if activations:
+                both.add(stages[place].preactivations(inputs[place]), outputs)
+            logits = self._rest(outputs, place)
+            for tally, answer in zip(tallies, logits, strict=True):
+                tally.add(answer, targets)
+        return measured(tallies, both if activations else None)
+
+    def _rest(self, outputs: Tensor, place: int) -> Tensor:
+        """From the changed layer's outputs (changes, rows, neurons) to the logits, as single matrix products."""
+        changes, rows, _ = outputs.shape
+        stages = self.chain.stages
+        f = _activate(stages[place].activation, outputs.view(changes * rows, -1))
+        for i, stage in enumerate(stages[place + 1 :]):
+            out = self._scratch(f.shape[0], stage.outputs, i % 2, f)
+            if stage.bias is None:
+                torch.mm(f, stage.weight.T, out=out)
+            else:
+                torch.addmm(stage.bias, f, stage.weight.T, out=out)
+            f = _activate(stage.activation, out)
+        return f.view(changes, rows, -1)
+
+    def _scratch(self, rows: int, width: int, turn: int, like: Tensor) -> Tensor:
+        """Memory that is used again: fresh pages cost as much as the activation function."""
+        key = (rows, width, turn)
+        if key not in self._buffers:
+            self._buffers[key] = like.new_empty(rows, width)
+        return self._buffers[key]
+
+
+def stacked_linear(inputs: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
+    """``inputs @ W_k^T + b_k`` for every ``k``: (rows, in) and (k, out, in) to (k, rows, out).
+
+    Examples:
+        >>> stacked_linear(torch.ones(2, 3), torch.ones(4, 5, 3), torch.zeros(4, 5)).shape
+        torch.Size([4, 2, 5])
+    """
+    changes, outputs, _ = weights.shape
+    products = inputs.new_empty(changes, inputs.shape[0], outputs)
+    for k in range(changes):
+        if bias is None:
+            torch.mm(inputs, weights[k].T, out=products[k])
+        else:
+            torch.addmm(bias[k], inputs, weights[k].T, out=products[k])
+    return products
 
 
 @dataclass
@@ -85,7 +169,6 @@ class Evaluator:
     score_task: Task | None = None
     others: Others = field(default_factory=dict)
     composites: Mapping[str, Target] = field(default_factory=dict)
-    tapes: ActivationCache = field(default_factory=ActivationCache, repr=False)
     counts: Mapping[str, Mapping[str, float | None]] | None = field(default=None, repr=False)
     inside: dict[str, Mapping[str, float | None]] = field(default_factory=dict, repr=False)
     sensitivity: NetworkScores | None = field(default=None, repr=False)
@@ -95,6 +178,22 @@ class Evaluator:
     _intact: Measurement | None = field(default=None, repr=False)
     _edits: dict[str, LayerEdits] = field(default_factory=dict, repr=False)
     _bytes: int = field(default=0, repr=False)
+
+    @cached_property
+    def score_inputs(self) -> CalibrationInputs | None:
+        """The rows that scores are computed from: calibration rows, or the measured ones where there are none."""
+        if self.calibration is not None or self.task is None:
+            return self.calibration
+        return CalibrationInputs(self.model, tuple(inputs for inputs, _ in self.task.batches))
+
+    @cached_property
+    def tapes(self) -> ActivationCache:
+        """The recorded activations of the layer that was measured last."""
+        return ActivationCache()
+
+    def score_rows(self, count: int) -> torch.Tensor | None:
+        """The first of these rows in one tensor, for counts and learning coefficients."""
+        return None if self.score_inputs is None else torch.cat(list(self.score_inputs.batches))[:count]
 
     def probe(self) -> ChainProbe | None:
         """The kept activations of a feed-forward network; ``None`` for any other."""
@@ -189,10 +288,10 @@ class Evaluator:
         Raises:
             BadInputError: There are no data, or too few experts would be left.
         """
-        if self.task is None:
+        if self.score_inputs is None:
             raise BadInputError(point.intervention, "needs data: which experts are used is seen on them")
         if self._experts is None:
-            self._experts = score_experts(self.model, self.task)
+            self._experts = score_experts(self.model, self.score_inputs.batches)
         change = expert_change(self.model, target, point, self._experts)
         return replace(change, scores=self._experts[target.name])
 
@@ -222,7 +321,8 @@ class Evaluator:
 
     def forget(self) -> None:
         """Release recorded activations and edits; the network may still be used by plans."""
-        self.tapes, self._probe, self.sensitivity = ActivationCache(), None, None
+        self.__dict__.pop("tapes", None)
+        self._probe, self.sensitivity = None, None
         self._edits, self._bytes = {}, 0
 
     def run_once(self) -> None:
@@ -332,3 +432,8 @@ def _with_stored_data(name: str, model: nn.Module, study: Study) -> Evaluator:
 def _scored(data: StudyData, study: Study) -> Task:
     name, chance = str(study.performance["name"]), study.performance.get("chance")
     return make_task(data, name, study.origin.batch, chance)
+
+
+def _activate(activation: Any, p: Tensor) -> Tensor:
+    """An activation, in place where that saves a pass over memory."""
+    return p.relu_() if activation.name == "relu" else activation(p)

@@ -8,20 +8,20 @@ weight times the norm of its output, :math:`S_j = \mathrm{E}_{x \to j}\, g_j(x) 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from strati.core.errors import BadInputError
 from strati.interventions.expert_removal import ExpertScores, expert_parts
 from strati.interventions.targets import Change, Target, chosen_names, find_targets
+from strati.interventions.tasks import forward
 
 if TYPE_CHECKING:
     from strati.interventions.kinds import Point
-    from strati.interventions.tasks import Task
 
 
 def find_experts(
@@ -49,7 +49,7 @@ def find_experts(
 
 
 @torch.inference_mode()
-def score_experts(model: nn.Module, task: Task) -> dict[str, ExpertScores]:
+def score_experts(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, ExpertScores]:
     """The scores of every layer of experts, from one pass over the data."""
     sums: dict[str, list[Any]] = {}
     hooks = []
@@ -79,8 +79,8 @@ def score_experts(model: nn.Module, task: Task) -> dict[str, ExpertScores]:
 
         hooks.append(experts.register_forward_hook(add, with_kwargs=True))
     try:
-        for inputs, _ in task.batches:
-            task.output(model, inputs)
+        for inputs in batches:
+            forward(model, inputs)
     finally:
         for hook in hooks:
             hook.remove()

@@ -12,7 +12,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,17 +29,22 @@ from strati.interventions.tasks import IGNORED, forward
 from strati.interventions.unit_removal import head_count
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from strati.core.results import FloatArray
 
 FEW_TOKENS = "few-tokens"
 """Warning code: a layer saw fewer calibration tokens than it has inputs, so its covariance is singular."""
 
 MAX_BYTES = 1_000_000_000
-"""Covariances that are accumulated in one pass; beyond, further passes are made."""
+"""Covariances that one pass adds up, in a temporary file; beyond, further passes are made."""
 
 _CHUNK_ROWS = 4096
 _MOST_PATCHES = 16_384
 """Patches of one batch that a convolution counts, evenly spread: neighbouring pixels say nearly the same."""
+_SCORE_DAMPING = 0.01
+_OUTLIER = 5.0
+"""OWL's M: an outlier is that many times the layer's mean."""
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 
@@ -67,6 +73,14 @@ class InputCovariance:
         few = self.row_weights is None and self.tokens < len(self.matrix)
         return (FEW_TOKENS,) if few else ()
 
+    @property
+    def frequencies(self) -> FloatArray | None:
+        """Of an embedding: the share of each token as it occurred."""
+        if self.row_weights is None:
+            return None
+        counts = self.row_weights * (self.tokens + len(self.row_weights)) - 1.0
+        return np.maximum(counts, 0.0) / max(self.tokens, 1)
+
     def require_tokens(self) -> InputCovariance:
         """The same covariance.
 
@@ -82,6 +96,67 @@ class InputCovariance:
         return self
 
 
+class InputScores:
+    """The scores of a layer's changes that go by its inputs' second moments: those of Wanda, GPTQ, OWL and others.
+
+    Args:
+        weight: The layer's matrix.
+        covariance: Of its inputs; ``None`` where it is not known, and then only the scores of weights are defined.
+
+    Examples:
+        >>> scores = InputScores(np.array([[1.0, 2.0]]), InputCovariance("fc", np.diag([1.0, 0.0]), 10))
+        >>> scores.of(np.array([[1.0, 0.0]]))["activation_error"]  # the second input is never used
+        0.0
+    """
+
+    def __init__(self, weight: FloatArray, covariance: InputCovariance | None) -> None:
+        self._weight = np.asarray(weight, np.float64)
+        self._covariance = covariance
+
+    @cached_property
+    def _curvature(self) -> FloatArray:
+        """Twice the damped moments for the rows of an embedding, GPTQ's inverse diagonal for all other layers."""
+        assert self._covariance is not None
+        if self._covariance.frequencies is not None:
+            h = self._covariance.frequencies
+            return 2 * h[:, None] + 2 * _SCORE_DAMPING * h.mean()
+        h = self._covariance.matrix
+        mean = float(np.diag(h).mean()) or 1.0
+        damped = 2 * h + 2 * _SCORE_DAMPING * mean * np.eye(len(h))
+        return 1.0 / np.diag(np.linalg.inv(damped))[None]
+
+    def of(self, changed: NDArray[Any]) -> dict[str, float | None]:
+        """The scores of a changed matrix."""
+        w, d = self._weight, np.asarray(changed, np.float64) - self._weight
+        centred = w - w.mean()
+        variance, lost, size = float((centred**2).mean()), float((d**2).sum()), float((w**2).sum())
+        scores = {
+            "sqnr": 10 * math.log10(size / lost) if lost > 0 and size > 0 else None,
+            "kurtosis": float((centred**4).mean()) / variance**2 - 3 if variance > 0 else None,
+        }
+        if self._covariance is None:
+            return scores | dict.fromkeys(
+                ("snr", "outlier_ratio", "activation_error", "wanda_score", "gptq_error")
+            )
+        weights = self._covariance.frequencies
+        if weights is not None:
+            error, power = (float((m**2).sum(1) @ weights) for m in (d, w))
+            norms = np.sqrt(weights)[:, None]
+        else:
+            h = self._covariance.matrix
+            error, power = (float(np.einsum("ij,ij->", m @ h, m)) for m in (d, w))
+            norms = np.sqrt(np.maximum(np.diag(h), 0.0))[None]
+        importance = np.abs(w) * norms
+        total = float(importance.sum())
+        return scores | {
+            "snr": 10 * math.log10(power / error) if error > 0 and power > 0 else None,
+            "outlier_ratio": 100.0 * float((importance > _OUTLIER * importance.mean()).mean()),
+            "activation_error": math.sqrt(max(error, 0.0) / power) if power > 0 else None,
+            "wanda_score": float((np.abs(d) * norms).sum()) / total if total > 0 else None,
+            "gptq_error": float((d**2 * self._curvature).sum()),
+        }
+
+
 class InputMoments:
     """Adds up the second moments of one layer's inputs, batch by batch.
 
@@ -93,13 +168,14 @@ class InputMoments:
         [[5.0, 7.0], [7.0, 10.0]]
     """
 
-    def __init__(self, module: Any, target: Target, heads: int | None = None) -> None:
+    def __init__(self, module: Any, target: Target, heads: int | None = None, *, spill: bool = False) -> None:
         self.target, self.module, self.heads = target, module, heads
         self._diagonal = target.kind == "embedding"
         self._side = (
             target.shape[0] if target.kind in ("embedding", "conv1d") else math.prod(target.shape[1:])
         )
-        self._sum = np.zeros(self._side if self._diagonal else (self._side, self._side))
+        shape = (self._side,) if self._diagonal else (self._side, self._side)
+        self._sum: NDArray[np.float64] = np.zeros(shape) if not spill else _in_file(shape)
         self.tokens = 0
 
     @property
@@ -143,26 +219,25 @@ class InputMoments:
         if self._diagonal:
             weights = (self._sum + 1.0) / (self._sum.sum() + self._side)
             return InputCovariance(name, np.eye(self.target.shape[1]), self.tokens, weights)
-        upper = self._sum / max(self.tokens, 1)
-        matrix = np.triu(upper) + np.triu(upper, 1).T
+        matrix = np.asarray(self._sum / max(self.tokens, 1))
+        matrix += np.triu(matrix, 1).T
         return InputCovariance(name, matrix, self.tokens, heads=self.heads)
+
+
+def _in_file(shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Zeros in a temporary file without a name, which the system removes with the array."""
+    with TemporaryFile() as file:
+        return np.memmap(file, np.float64, "w+", shape=shape)
 
 
 def patches(module: Any, inputs: Tensor) -> Tensor:
     """What a convolution multiplies its kernel with: one row per patch, evenly spread where there are very many.
-
-    Raises:
-        BadInputError: A grouped convolution, whose groups read different inputs.
 
     Examples:
         >>> conv = nn.Conv2d(1, 1, 2)
         >>> patches(conv, torch.arange(9.0).view(1, 1, 3, 3)).tolist()[0]
         [0.0, 1.0, 3.0, 4.0]
     """
-    if module.groups != 1:
-        raise BadInputError(
-            "convolution", "is grouped, so its groups read different inputs; use the plain edit"
-        )
     dims = len(module.kernel_size)
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
     x = nn.functional.pad(inputs, module._reversed_padding_repeated_twice, mode=mode)
@@ -201,7 +276,14 @@ def input_covariances(
         (True, 50)
     """
     targets = find_targets(model) if targets is None else targets
-    moments = _moments(model, targets)
+    return {name: moments.covariance() for name, moments in input_moments(model, batches, targets).items()}
+
+
+def input_moments(
+    model: nn.Module, batches: Iterable[Tensor], targets: Sequence[Target], *, spill: bool = False
+) -> dict[str, InputMoments]:
+    """The summed moments of what layers read, from one forward pass; with ``spill`` the sums are in temporary files."""
+    moments = _moments(model, targets, spill)
     latest: list[Any] = [None, None]  # the tensor read last, and its products by geometry
     real: list[Tensor | None] = [None]
 
@@ -226,7 +308,7 @@ def input_covariances(
             real[0] = _real_tokens(batch)
             forward(model, batch)
             latest[:] = [None, None]
-    return {name: layer_moments.covariance() for name, layer_moments in moments.items()}
+    return moments
 
 
 def _real_tokens(batch: Tensor) -> Tensor | None:
@@ -234,43 +316,57 @@ def _real_tokens(batch: Tensor) -> Tensor | None:
     return batch != IGNORED if padded else None
 
 
-def _moments(model: nn.Module, targets: Sequence[Target]) -> dict[str, InputMoments]:
+def _moments(model: nn.Module, targets: Sequence[Target], spill: bool = False) -> dict[str, InputMoments]:
     sharing = {first: other for other, first in tied_names(model).items()}
     moments = {}
     for target in targets:
-        if target.kind == "block":
+        if target.composite:
             continue
         module: Any = model.get_submodule(target.name)
+        if target.kind == "conv" and module.groups != 1:
+            continue
         if target.kind == "embedding" and target.name in sharing:
             module = model.get_submodule(sharing[target.name])
             kind = "embedding" if isinstance(module, nn.Embedding) else "linear"
             target = Target(target.name, kind, target.type, target.shape, target.bias)
         heads = head_count(model) if target.type == UNIT_READERS["head"] else None
-        moments[target.name] = InputMoments(module, target, heads)
+        moments[target.name] = InputMoments(module, target, heads, spill=spill)
     return moments
 
 
 class CalibrationInputs:
-    """The input covariances of a network, computed when first needed, as many in one pass as memory allows."""
+    """The input covariances of a network, computed when first needed.
+
+    One pass adds up the moments of as many layers as fit into :data:`MAX_BYTES`, in a temporary file; in memory is only
+    the covariance that was asked for last.
+    """
 
     def __init__(
         self, model: nn.Module, batches: Sequence[Tensor], targets: Sequence[Target] | None = None
     ) -> None:
         self.model, self.batches = model, batches
-        self._targets = tuple(t for t in targets or find_targets(model) if t.kind != "block")
-        self._known: Mapping[str, InputCovariance] = {}
+        self._targets = tuple(t for t in targets or find_targets(model) if not t.composite)
+        self._moments: Mapping[str, InputMoments] = {}
+        self._latest: InputCovariance | None = None
 
     def of(self, layer: str) -> InputCovariance:
         """The covariance of one layer; layers are best asked for in the network's order.
 
         Raises:
-            BadInputError: No calibration data reach the layer.
+            BadInputError: No calibration data reach the layer, or its inputs have no covariance.
         """
-        if layer not in self._known:
+        if self._latest is None or self._latest.layer != layer:
+            self._latest = None  # free the last one first: both together may not fit
+            self._latest = self._record(layer).covariance()
+        return self._latest.require_tokens()
+
+    def _record(self, layer: str) -> InputMoments:
+        if layer not in self._moments:
             place = next(i for i, t in enumerate(self._targets) if t.name == layer)
-            self._known = {}  # free the last ones first: both together may not fit
-            self._known = input_covariances(self.model, self.batches, self._fitting(place))
-        return self._known[layer].require_tokens()
+            require_covariance(self.model, self._targets[place])
+            self._moments = {}
+            self._moments = input_moments(self.model, self.batches, self._fitting(place), spill=True)
+        return self._moments[layer]
 
     def _fitting(self, place: int) -> tuple[Target, ...]:
         size = 0
@@ -281,29 +377,37 @@ class CalibrationInputs:
         return self._targets[place:]
 
 
+def require_covariance(model: nn.Module, target: Target) -> None:
+    """Refuse a layer whose inputs have no common covariance.
+
+    Raises:
+        BadInputError: It is a grouped convolution.
+    """
+    if target.kind == "conv" and int(getattr(model.get_submodule(target.name), "groups", 1)) != 1:
+        why = "is a grouped convolution, whose groups read different inputs; use the plain edit"
+        raise BadInputError(target.name, why)
+
+
 class SequentialInputs(CalibrationInputs):
     """The input covariances of a network that changes between calls, recorded layer by layer on the network as it is.
 
-    What ran before the layer recorded last is replayed, so all layers together cost a few forward passes.
+    What ran before the layer recorded last is replayed, so all layers together cost a few forward passes. Layers are to
+    be changed and asked for in the network's order.
     """
 
     def __init__(self, model: nn.Module, batches: Sequence[Tensor]) -> None:
         super().__init__(model, batches)
         self._tapes = ActivationCache()
 
-    def of(self, layer: str) -> InputCovariance:
-        """The covariance of one layer; layers are to be changed and asked for in the network's order.
-
-        Raises:
-            BadInputError: No calibration data reach the layer.
-        """
+    def _record(self, layer: str) -> InputMoments:
         target = next(t for t in self._targets if t.name == layer)
+        require_covariance(self.model, target)
         ((_, moments),) = _moments(self.model, [target]).items()
         if moments.module is not self.model.get_submodule(layer):  # the tied layer lies behind all others
-            return input_covariances(self.model, self.batches, [target])[layer].require_tokens()
+            return input_moments(self.model, self.batches, [target])[layer]
         with torch.inference_mode():
             for number, batch in enumerate(self.batches):
                 tape = self._tapes.record(self.model, layer, number, partial(forward, self.model, batch))
                 if tape.input is not None:
                     moments.add(tape.input, _real_tokens(batch))
-        return moments.covariance().require_tokens()
+        return moments

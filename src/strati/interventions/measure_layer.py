@@ -16,24 +16,25 @@ from numpy.typing import NDArray
 from strati.core.display import printable
 from strati.core.errors import BadInputError
 from strati.core.rng import stream
-from strati.interventions.cached_forward import Measurement, measure_module
+from strati.interventions.blocks import BlockInfluence
+from strati.interventions.cached_forward import measure_module
 from strati.interventions.edits import LayerEdits, Values, make_change
 from strati.interventions.evaluator import Evaluator
 from strati.interventions.experts import score_change
 from strati.interventions.initialisers import scheme_of
+from strati.interventions.input_covariance import InputScores
 from strati.interventions.kinds import RANDOM_VALUES, Point, reads_inputs
 from strati.interventions.metrics import (
-    BlockInfluence,
-    LayerBaselines,
+    NetworkScores,
     block_metrics,
     degeneracy_metrics,
     distances,
     mean_metrics,
     plugin_metrics,
+    score_changes,
     spectral_metrics,
     trained_metrics,
 )
-from strati.interventions.sensitivity import NetworkScores, score_changes
 from strati.interventions.study_config import StudyConfig
 from strati.interventions.targets import (
     Change,
@@ -44,6 +45,7 @@ from strati.interventions.targets import (
     find_targets,
     values_of,
 )
+from strati.interventions.tasks import Measurement
 from strati.jobs.engine import reason_of
 
 _STACKED = 16  # changes of a feed-forward layer that share one pass: more only cost memory
@@ -63,8 +65,8 @@ def measure_layer(evaluator: Evaluator, target: Target, config: StudyConfig) -> 
     points = config.points(target, evaluator.initial is not None)[1:]
     changes = layer_changes(evaluator, target, config, values, points)
     good = [change for change in changes if not isinstance(change, PointFailure)]
-    baselines = _baselines(evaluator, target, config, good)
-    measured = iter(_outcomes(evaluator, target, config, good, baselines))
+    baselines = _baselines(evaluator, target, config, values[0], good)
+    measured = iter(_outcomes(evaluator, target, config, good))
     outcomes = [change if isinstance(change, PointFailure) else next(measured) for change in changes]
     intact = evaluator.intact()
     scores = iter(_sensitivity(evaluator, target, config, values[0], good))
@@ -91,7 +93,11 @@ def measure_layer(evaluator: Evaluator, target: Target, config: StudyConfig) -> 
             after = score_change(change, change.scores)
         else:
             after = _metrics_after(values, change, target, config, before)
-        groups = [after, outcome.activations, {} if baselines is None else baselines.of(change)]
+        groups = [after, outcome.activations, {}]
+        if isinstance(baselines, InputScores):
+            groups[2] = baselines.of(as_matrix(change.values, target.kind))
+        elif baselines is not None:
+            groups[2] = baselines.of(change)
         if change.intervention not in RANDOM_VALUES:
             groups += [sensitivity, trained]
         row = _row(evaluator, target, point, change.initialiser, outcome, groups)
@@ -189,17 +195,24 @@ def _initial_values(evaluator: Evaluator, target: Target, values: Values) -> Val
 
 
 def _baselines(
-    evaluator: Evaluator, target: Target, config: StudyConfig, changes: Sequence[Change]
-) -> LayerBaselines | BlockInfluence | None:
+    evaluator: Evaluator,
+    target: Target,
+    config: StudyConfig,
+    weight: NDArray[Any],
+    changes: Sequence[Change],
+) -> InputScores | BlockInfluence | None:
     """The data-based scores people use, for the interventions they are meant for."""
     meant = any(change.intervention not in RANDOM_VALUES for change in changes)
-    if evaluator.task is None or not config.activations or not meant:
-        return None
-    if target.kind == "experts":
+    inputs = evaluator.score_inputs
+    if inputs is None or not config.activations or not meant or target.kind == "experts":
         return None
     if target.kind == "block":
-        return BlockInfluence(evaluator.model, evaluator.task, target)
-    return LayerBaselines(evaluator.model, target)
+        return BlockInfluence(evaluator.model, inputs.batches, target)
+    try:
+        covariance = inputs.of(target.name)
+    except BadInputError:  # no data reach the layer: scores by its inputs are not defined
+        covariance = None
+    return InputScores(as_matrix(weight, target.kind), covariance)
 
 
 def _sensitivity(
@@ -238,7 +251,6 @@ def _outcomes(
     target: Target,
     config: StudyConfig,
     changes: Sequence[Change],
-    baselines: LayerBaselines | BlockInfluence | None,
 ) -> list[Measurement | PointFailure]:
     """Performance of each change, or the reason why there is none."""
     if not changes:
@@ -246,7 +258,6 @@ def _outcomes(
     if evaluator.task is None:
         evaluator.intact()
         return [_evaluated(evaluator, target, change) for change in changes]
-    watch = baselines.add if isinstance(baselines, LayerBaselines) else None
     probe = evaluator.probe()
     if probe is None or target.name not in probe.names:
         return list(
@@ -256,13 +267,9 @@ def _outcomes(
                 target,
                 changes,
                 activations=config.activations,
-                watch=watch,
                 tapes=evaluator.tapes,
             )
         )
-    if watch is not None:
-        for inputs in probe.inputs(target.name):
-            watch(inputs)
     outcomes: list[Measurement | PointFailure] = []
     for start in range(0, len(changes), _STACKED):
         part = changes[start : start + _STACKED]
@@ -301,10 +308,10 @@ def _metrics_after(
 
 def _degeneracy(evaluator: Evaluator, target: Target, config: StudyConfig, change: Change) -> dict[str, Any]:
     """Counts of a layer with values of other origin; those of an edited one are the trained layer's."""
-    if evaluator.task is None:
+    x = evaluator.score_rows(config.samples)
+    if x is None:
         return {}
     with changed(evaluator.model, target, change):
-        x = evaluator.task.batches[0][0][: config.samples]
         return dict(degeneracy_metrics(evaluator.model, x).get(target.name, {}))
 
 

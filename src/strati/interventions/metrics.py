@@ -1,7 +1,20 @@
-"""What is recorded of a changed layer beside performance: data-free metrics, distances, and what the data say.
+r"""What is recorded of a changed layer beside performance: data-free metrics, distances, and what the data say.
 
 Data-free: every number of :meth:`strati.Spectrum.metrics`. With data: activation disagreement and Jensen-Shannon
 divergence between the outputs of the intact and the changed layer (robust-and-critical-layers, section 4.3).
+
+Scores that need the loss, with :math:`D = W' - W` the change of a layer and :math:`L` the mean loss per target:
+
+* ``fisher_gradient`` :math:`= \frac12 \sum_{ij} F_{ij} D_{ij}^2` with :math:`F` the diagonal of the empirical Fisher
+  matrix: the squared gradients of the examples' losses over the number of targets. One backward pass.
+* ``aumann_shapley`` :math:`= \int_0^1 \langle \nabla_l L(W + s D), D_l \rangle\, ds`, where all layers move together by
+  the same setting: the layers' shares of the joint loss change, which they add up to.
+* ``higgs`` :math:`= a_l t_l^2` with :math:`t_l = \|D\|/\|W\|` and :math:`a_l` the loss that small Gaussian noise adds,
+  over its squared relative size (Malinovskii et al., arXiv:2411.17525).
+* ``kl_direct``: the mean divergence :math:`KL(p \| p')` between the outputs of the intact and the changed network.
+* ``hessian_trace``: trace of the layer's block of the Hessian of :math:`L`, by Hutchinson's estimator (HAWQ).
+
+All of them see a few rows of data only (:data:`ROWS`), the same for every layer.
 """
 
 from __future__ import annotations
@@ -9,31 +22,45 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from strati.core.errors import BadInputError, StratiError, UnsupportedError
+from strati.core.rng import stream
 from strati.interventions.kinds import run_length, unit_of
-from strati.interventions.targets import Change, Target, as_matrices, as_matrix, find_targets, values_of
-from strati.interventions.tasks import IGNORED
+from strati.interventions.targets import Change, Target, as_matrices, changed, find_targets, values_of
+from strati.interventions.tasks import IGNORED, Task
 
 if TYPE_CHECKING:
-    import torch
     from numpy.typing import NDArray
-    from torch import Tensor, nn
 
     from strati.interventions.evaluator import Evaluator
     from strati.interventions.study_config import StudyConfig
-    from strati.interventions.tasks import Task
-
 
 Plugin = Callable[..., float]
 """``matrix -> number`` or ``(intact matrix, changed matrix) -> number``."""
+
+
+ROWS = 64
+"""Rows of data that scores see; fewer where rows are long texts."""
+_TOKENS = 8192
+_CHUNK = 8
+_NOISE = 0.05
+"""Relative size of the noise that the coefficients of ``higgs`` come from."""
+_PAIRS = 2
+_PROBES = 8
+_NODES = 4
+
+Matrices = dict[str, Tensor]
 
 
 def spectral_metrics(
@@ -93,8 +120,6 @@ class Disagreement:
 
     def add_one(self, change: int, intact: Tensor, outputs: Tensor) -> None:
         """A batch of one change."""
-        import torch
-
         self._differ[change] += int(((intact > 0) != (outputs > 0)).sum())
         p, q = torch.softmax(intact.float(), -1), torch.softmax(outputs.float(), -1)
         both = (p + q).clamp_(min=torch.finfo(p.dtype).tiny)
@@ -198,175 +223,6 @@ def _is_number(entry: Any) -> bool:
     return entry is None or (isinstance(entry, int | float | np.number) and not isinstance(entry, bool))
 
 
-_MOST_ROWS = 16_384
-"""Rows of a batch that count, evenly spread: a convolution has one for every pixel."""
-_DAMPING = 0.01
-_OUTLIER = 5.0
-"""OWL's M: an outlier is that many times the layer's mean."""
-
-
-class LayerBaselines:
-    """Second moments of a layer's inputs, and the scores of its changes by them.
-
-    Examples:
-        >>> net = nn.Sequential(nn.Linear(2, 1, bias=False))
-        >>> target = Target("0", "linear", "linear", (1, 2), False)
-        >>> scores = LayerBaselines(net, target)
-        >>> scores.add(torch.tensor([[1.0, 0.0], [1.0, 0.0]]))  # the second input is never used
-        >>> w = net[0].weight.detach().numpy().copy()
-        >>> w[0, 1] = 0.0
-        >>> scores.of(Change("zero", 0, w, None, ""))["activation_error"]
-        0.0
-    """
-
-    def __init__(self, model: nn.Module, target: Target) -> None:
-        self.target = target
-        self._module: Any = model.get_submodule(target.name)
-        self._weight = as_matrix(values_of(model, target)[0], target.kind).astype(np.float64)
-        side = self._weight.shape[0 if target.kind == "embedding" else 1]
-        diagonal = target.kind == "embedding"
-        self._moments: NDArray[np.float64] = np.zeros(side if diagonal else (side, side))
-        self._rows = 0
-        self._inverse: NDArray[np.float64] | None = None
-
-    def add(self, inputs: Tensor, _output: Tensor | None = None) -> None:
-        """A batch of what goes into the layer."""
-        if self.target.kind == "embedding":
-            tokens = inputs.reshape(-1)
-            self._moments += np.bincount(tokens.numpy(), minlength=len(self._moments))
-            self._rows += len(tokens)
-            return
-        rows = self._as_rows(inputs)
-        if rows is None:
-            return
-        rows = rows[:: max(1, -(-len(rows) // _MOST_ROWS))].double()
-        self._moments += (rows.T @ rows).numpy()
-        self._rows += len(rows)
-
-    def of(self, change: Change) -> dict[str, float | None]:
-        """The scores of a change; those of the inputs are not defined where none were seen."""
-        d = as_matrix(change.values, self.target.kind).astype(np.float64) - self._weight
-        if self._rows == 0 or not np.isfinite(self._moments).all():
-            unknown = ("activation_error", "wanda_score", "gptq_error", "snr", "outlier_ratio")
-            return self._of_weights(d) | dict.fromkeys(unknown)
-        w, h = self._weight, self._moments / self._rows
-        if self.target.kind == "embedding":
-            error, size = _weighted_rows(d, h), _weighted_rows(w, h)
-            norms = np.sqrt(h)[:, None]
-            curvature = 2 * h[:, None] + 2 * _DAMPING * h.mean()
-        else:
-            error, size = (float(np.einsum("ij,ij->", m @ h, m)) for m in (d, w))
-            norms = np.sqrt(np.diag(h))[None]
-            curvature = 1.0 / self._inverse_diagonal(h)[None]
-        importance = np.abs(w) * norms
-        lost, total = float((np.abs(d) * norms).sum()), float(importance.sum())
-        outliers = importance > _OUTLIER * importance.mean()
-        return self._of_weights(d) | {
-            "snr": 10 * math.log10(size / error) if error > 0 and size > 0 else None,
-            "outlier_ratio": 100.0 * float(outliers.mean()),
-            "activation_error": math.sqrt(max(error, 0.0) / size) if size > 0 else None,
-            "wanda_score": lost / total if total > 0 else None,
-            "gptq_error": float((d**2 * curvature).sum()),
-        }
-
-    def _of_weights(self, d: NDArray[np.float64]) -> dict[str, float | None]:
-        w = self._weight
-        centred = w - w.mean()
-        variance, lost, size = float((centred**2).mean()), float((d**2).sum()), float((w**2).sum())
-        return {
-            "sqnr": 10 * math.log10(size / lost) if lost > 0 and size > 0 else None,
-            "kurtosis": float((centred**4).mean()) / variance**2 - 3 if variance > 0 else None,
-        }
-
-    def _inverse_diagonal(self, h: NDArray[np.float64]) -> NDArray[np.float64]:
-        if self._inverse is None:
-            mean = float(np.diag(h).mean()) or 1.0
-            damped = 2 * h + 2 * _DAMPING * mean * np.eye(len(h))
-            self._inverse = np.diag(np.linalg.inv(damped)).copy()
-        return self._inverse
-
-    def _as_rows(self, inputs: Tensor) -> Tensor | None:
-        if self.target.kind != "conv":
-            return inputs.reshape(-1, inputs.shape[-1])
-        module = self._module
-        if inputs.ndim != 4 or module.groups != 1 or isinstance(module.padding, str):
-            return None
-        # Every pixel is a row: few images are enough, and unfolding all would cost many times their memory.
-        per_image = max(1, inputs.shape[2] * inputs.shape[3] // (module.stride[0] * module.stride[1]))
-        few = inputs[: max(1, 4 * _MOST_ROWS // per_image)]
-        patches = functional.unfold(few, module.kernel_size, module.dilation, module.padding, module.stride)
-        return patches.transpose(1, 2).reshape(-1, patches.shape[1])
-
-
-class BlockInfluence:
-    """How far each run of blocks turns its input, measured in one pass of the intact network."""
-
-    def __init__(self, model: nn.Module, task: Task, target: Target) -> None:
-        self.target = target
-        self._sums = dict.fromkeys(target.members, 0.0)
-        self._angles = dict.fromkeys(target.members, 0.0)
-        self._count = 0
-        self._measure(model, task)
-
-    def of(self, change: Change) -> dict[str, float | None]:
-        """The influence and the angular distance of the blocks changed together."""
-        if not self._count:
-            return {"block_influence": None, "angular_distance": None}
-        last = change.blocks[-1]
-        return {
-            "block_influence": 1.0 - self._sums[last] / self._count,
-            "angular_distance": self.angular_distance(last),
-        }
-
-    def angular_distance(self, last: str) -> float:
-        """The angle between what enters the first block and what leaves ``last``, over pi, averaged over tokens."""
-        return self._angles[last] / self._count
-
-    @torch.inference_mode()
-    def _measure(self, model: nn.Module, task: Task) -> None:
-        first: list[Tensor] = []
-        turned: dict[str, Tensor] = {}
-
-        def start(_module: Any, args: Any, options: Any) -> None:
-            first[:] = [args[0] if args else next(iter(options.values()))]
-
-        hooks: list[Any] = [
-            model.get_submodule(self.target.name).register_forward_pre_hook(start, with_kwargs=True)
-        ]
-        for name in self.target.members:
-
-            def end(_module: Any, _args: Any, output: Any, name: str = name) -> None:
-                first_output = output[0] if isinstance(output, tuple) else output
-                turned[name] = _cosines(first[0], first_output)
-
-            hooks.append(model.get_submodule(name).register_forward_hook(end))
-        try:
-            for inputs, _ in task.batches:
-                turned.clear()
-                task.output(model, inputs)
-                real = inputs != IGNORED if not inputs.is_floating_point() else None
-                for name, cosines in turned.items():
-                    counted = cosines[real] if real is not None and real.shape == cosines.shape else cosines
-                    self._sums[name] += float(counted.sum(dtype=torch.float64))
-                    angles = torch.arccos(counted.double().clamp(-1.0, 1.0)) / math.pi
-                    self._angles[name] += float(angles.sum())
-                self._count += counted.numel() if turned else 0
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-
-def _cosines(before: Tensor, after: Tensor) -> Tensor:
-    """One cosine per token, or per image."""
-    if before.ndim == 4:
-        before, after = before.flatten(1), after.flatten(1)
-    return functional.cosine_similarity(before.float(), after.float(), dim=-1)
-
-
-def _weighted_rows(matrix: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
-    return float((matrix**2).sum(1) @ weights)
-
-
 Metrics = Mapping[str, float | None]
 _LOSS = "behavioural-kl"
 _CHAINS, _DRAWS = 8, 50  # errors of a few percent: layers differ by far more
@@ -452,18 +308,227 @@ def _of_block(evaluator: Evaluator, name: str, config: StudyConfig) -> Metrics:
 
 
 def _counts(evaluator: Evaluator, config: StudyConfig) -> Mapping[str, Metrics]:
-    if not config.degeneracy or evaluator.task is None:
+    rows = evaluator.score_rows(config.samples) if config.degeneracy else None
+    if rows is None:
         return {}
     if evaluator.counts is None:
-        evaluator.counts = degeneracy_metrics(evaluator.model, evaluator.task.batches[0][0][: config.samples])
+        evaluator.counts = degeneracy_metrics(evaluator.model, rows)
     return evaluator.counts
 
 
 def _coefficient(evaluator: Evaluator, weights: str, config: StudyConfig) -> dict[str, float | None]:
-    if not config.learning_coefficient or evaluator.task is None:
+    inputs = evaluator.score_rows(config.samples) if config.learning_coefficient else None
+    if inputs is None:
         return {}
-    inputs = evaluator.task.batches[0][0][: config.samples]
     estimate, error = learning_coefficient(
         evaluator.model, inputs, weights, seed=config.seed, chains=_CHAINS, draws=_DRAWS
     )
     return {"learning_coefficient": estimate, "learning_coefficient_stderr": error}
+
+
+class NetworkScores:
+    """Scores of the changes of one network's layers; what belongs to the network is computed once.
+
+    Examples:
+        >>> from strati.interventions.tasks import Task
+        >>> net = nn.Sequential(nn.Linear(1, 2, bias=False))
+        >>> nn.init.zeros_(net[0].weight).shape
+        torch.Size([2, 1])
+        >>> task = Task("loss", False, None, ((torch.ones(4, 1), torch.tensor([0, 1, 0, 1])),))
+        >>> NetworkScores(net, task).fisher["0"].tolist()  # the gradients are +-1/2
+        [[0.25], [0.25]]
+    """
+
+    def __init__(self, model: nn.Module, task: Task, *, name: str = "", seed: int = 0) -> None:
+        self.model, self.name, self.seed = model, name, seed
+        self.task = replace(task, performance="loss", higher_is_better=False)
+        self.chunks = tuple(_first_rows(task))
+        self.count = sum(self.task.count(y) for _, y in self.chunks)
+        self.attributions: dict[tuple[Any, ...], dict[str, float]] = {}
+
+    @cached_property
+    def weights(self) -> Matrices:
+        """The weight of every layer that gradients can be taken of."""
+        modules = {t.name: self.model.get_submodule(t.name).weight for t in find_targets(self.model)}
+        return {name: w for name, w in modules.items() if isinstance(w, Tensor) and not w.is_inference()}
+
+    @cached_property
+    def fisher(self) -> Matrices:
+        """The diagonal of the empirical Fisher matrix, per target, by layer; an example is a row, image or text."""
+        sums = {name: torch.zeros_like(w, dtype=torch.float32) for name, w in self.weights.items()}
+        for inputs, targets in self.chunks:
+            for row in range(len(inputs)):
+                for name, gradient in self._gradients(inputs[row : row + 1], targets[row : row + 1]).items():
+                    sums[name] += gradient.float() ** 2
+        return {name: total / self.count for name, total in sums.items()}
+
+    @cached_property
+    def traces(self) -> dict[str, tuple[float, float]]:
+        """Trace of each layer's block of the Hessian of the mean loss, and its standard error over the probes."""
+        rng = stream(self.seed, "hessian-trace", self.name)
+        probes = {name: np.zeros(_PROBES) for name in self.weights}
+        for k in range(_PROBES):
+            signs = {
+                name: torch.from_numpy(rng.choice([-1.0, 1.0], tuple(w.shape))).to(w)
+                for name, w in self.weights.items()
+            }
+            for inputs, targets in self.chunks:
+                with sdpa_kernel(SDPBackend.MATH):  # the only one with second derivatives
+                    for name, product in self._hessian_products(inputs, targets, signs).items():
+                        probes[name][k] += float((product * signs[name]).sum()) / self.count
+        return {n: (float(x.mean()), float(x.std(ddof=1) / np.sqrt(_PROBES))) for n, x in probes.items()}
+
+    def loss(self) -> float:
+        """The mean loss per target of the network as it is now."""
+        with torch.inference_mode():
+            total = sum(self.task.add_up(self.task.output(self.model, x), y) for x, y in self.chunks)
+        return total / self.count
+
+    def fisher_gradient(self, layer: str, step: NDArray[Any]) -> float | None:
+        """Half the Fisher-weighted squared step, in nats per target."""
+        diagonal = self.fisher.get(layer)
+        return None if diagonal is None else 0.5 * float((diagonal.cpu().numpy() * step**2).sum())
+
+    def noise_coefficient(self, target: Target, weight: NDArray[Any]) -> float:
+        """The loss that Gaussian noise adds over its squared relative size; its negative cancels the slope."""
+        rng = stream(self.seed, "higgs", self.name, target.name)
+        intact, losses = self.loss(), []
+        for _ in range(_PAIRS):
+            noise = rng.standard_normal(weight.shape)
+            noise *= _NOISE * np.linalg.norm(weight) / np.linalg.norm(noise)
+            for sign in (1.0, -1.0):
+                moved = Change("noise", 0, (weight + sign * noise).astype(np.float32), None, "")
+                with changed(self.model, target, moved):
+                    losses.append(self.loss())
+        return (float(np.mean(losses)) - intact) / _NOISE**2
+
+    def divergences(self, target: Target, changes: Sequence[Change]) -> list[float]:
+        """Mean divergence from the intact network's outputs to those of each changed one, in nats per target."""
+        sums = np.zeros(len(changes))
+        with torch.inference_mode():
+            for inputs, targets in self.chunks:
+                counted = (targets != IGNORED).reshape(-1)
+                intact = self._log_probabilities(inputs)[counted]
+                for i, change in enumerate(changes):
+                    with changed(self.model, target, change):
+                        moved = self._log_probabilities(inputs)[counted]
+                    sums[i] += float(functional.kl_div(moved, intact, reduction="sum", log_target=True))
+        return [float(total) / self.count for total in sums]
+
+    def attribute(self, steps: Mapping[str, NDArray[Any]]) -> dict[str, float]:
+        """Each layer's share of the loss change when all layers take their steps together (Aumann-Shapley)."""
+        nodes, node_weights = np.polynomial.legendre.leggauss(_NODES)
+        moves = {n: torch.from_numpy(np.asarray(d)).to(self.weights[n]) for n, d in steps.items()}
+        shares = dict.fromkeys(moves, 0.0)
+        for node, node_weight in zip(0.5 * (nodes + 1), 0.5 * node_weights, strict=True):
+            with _moved(self.weights, moves, float(node)):
+                for inputs, targets in self.chunks:
+                    gradients = self._gradients(inputs, targets, tuple(moves))
+                    for name, gradient in gradients.items():
+                        shares[name] += (
+                            float(node_weight) * float((gradient * moves[name]).sum()) / self.count
+                        )
+        return shares
+
+    def _log_probabilities(self, inputs: Tensor) -> Tensor:
+        logits = self.task.output(self.model, inputs)
+        return torch.log_softmax(logits.reshape(-1, logits.shape[-1]).float(), -1)
+
+    def _gradients(self, inputs: Tensor, targets: Tensor, names: Sequence[str] = ()) -> Matrices:
+        """Gradients of the summed loss of some rows; zero where a layer was not used."""
+        weights = {name: self.weights[name] for name in names or self.weights}
+        with _differentiable(self.model, weights):
+            loss = self.task.each(self.task.output(self.model, inputs), targets).sum()
+            gradients = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
+        return dict(zip(weights, gradients, strict=True))
+
+    def _hessian_products(self, inputs: Tensor, targets: Tensor, vectors: Matrices) -> Matrices:
+        weights = list(self.weights.values())
+        with _differentiable(self.model, self.weights):
+            loss = self.task.each(self.task.output(self.model, inputs), targets).sum()
+            gradients = torch.autograd.grad(loss, weights, create_graph=True, materialize_grads=True)
+            slope = sum((g * vectors[n]).sum() for g, n in zip(gradients, self.weights, strict=True))
+            products = torch.autograd.grad(slope, weights, materialize_grads=True)  # type: ignore[arg-type]
+        return dict(zip(self.weights, products, strict=True))
+
+
+def score_changes(
+    scores: NetworkScores,
+    target: Target,
+    weight: NDArray[Any],
+    changes: Sequence[Change],
+    names: Sequence[str],
+    steps_of: Callable[[Change], Mapping[str, NDArray[Any]]],
+) -> list[dict[str, float | None]]:
+    """The wanted scores of every change of one layer.
+
+    Args:
+        scores: The network's scores.
+        target: The layer.
+        weight: Its intact weight.
+        changes: Its changes.
+        names: Names of the scores to compute.
+        steps_of: Gives the steps of all layers under the setting of a change, for ``aumann_shapley``.
+    """
+    rows: list[dict[str, float | None]] = [{} for _ in changes]
+    if not changes:
+        return rows
+    if "kl_direct" in names:
+        for row, divergence in zip(rows, scores.divergences(target, changes), strict=True):
+            row["kl_direct"] = divergence
+    coefficient = scores.noise_coefficient(target, weight) if "higgs" in names else None
+    size = float((weight.astype(float) ** 2).sum())
+    for row, change in zip(rows, changes, strict=True):
+        step = change.values - weight
+        if "fisher_gradient" in names:
+            row["fisher_gradient"] = scores.fisher_gradient(target.name, step)
+        if coefficient is not None:
+            row["higgs"] = coefficient * float((step.astype(float) ** 2).sum()) / size if size else None
+        if "hessian_trace" in names:
+            trace, stderr = scores.traces.get(target.name, (None, None))
+            row |= {"hessian_trace": trace, "hessian_trace_stderr": stderr}
+        if "aumann_shapley" in names:
+            setting = (change.intervention, change.setting, change.draw)
+            if setting not in scores.attributions:
+                scores.attributions[setting] = scores.attribute(steps_of(change))
+            row["aumann_shapley"] = scores.attributions[setting].get(target.name)
+    return rows
+
+
+def _first_rows(task: Task) -> Iterator[tuple[Tensor, Tensor]]:
+    """The first rows of the data in small chunks, whose outputs and graphs fit into memory."""
+    inputs, targets = task.batches[0]
+    rows = max(_CHUNK, min(ROWS, _TOKENS // max(1, targets[0].numel())))
+    for start in range(0, min(rows, len(inputs)), _CHUNK):
+        part = slice(start, min(start + _CHUNK, rows))
+        yield inputs[part], targets[part]
+
+
+@contextmanager
+def _differentiable(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Only these weights take gradients; afterwards all parameters are as they were."""
+    flags = [(p, p.requires_grad) for p in model.parameters()]
+    with ExitStack() as stack:
+        for parameter, flag in flags:
+            if not parameter.is_inference():
+                stack.callback(parameter.requires_grad_, flag)
+                parameter.requires_grad_(False)
+        for weight in weights.values():
+            weight.requires_grad_(True)
+        stack.enter_context(torch.enable_grad())
+        yield
+
+
+@contextmanager
+def _moved(weights: Mapping[str, Tensor], moves: Mapping[str, Tensor], share: float) -> Iterator[None]:
+    """Weights moved by a share of their steps; afterwards exactly as they were."""
+    intact = {name: weights[name].detach().clone() for name in moves}
+    try:
+        with torch.no_grad():
+            for name, move in moves.items():
+                weights[name].add_(share * move)
+        yield
+    finally:
+        with torch.no_grad():
+            for name, values in intact.items():
+                weights[name].copy_(values)

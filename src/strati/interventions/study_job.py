@@ -318,18 +318,19 @@ def check_direction(evaluator: Evaluator, measure: str, higher_is_better: bool) 
 
 
 def _stored_data(data: Any, model: nn.Module, config: StudyConfig) -> StudyData | None:
-    """The data in canonical form, with calibration rows if an edit reads inputs or such rows were given."""
+    """The data in canonical form, with calibration rows if such rows were given or an edit reads inputs.
+
+    Data that come with training rows are calibrated on those.
+    """
     if data is None or isinstance(data, Task):
         return None
     stored = study_data(data, model, config.context, inputs=config.inputs, targets=config.targets)
     stored = stored.take(config.rows)
     if config.calibration is None:
-        if not config.data_aware:
-            return replace(stored, x=stored.x[:0], y=None)
         if len(stored.x):
             rows = slice(0, CALIBRATION_ROWS)
             return replace(stored, x=stored.x[rows], y=None if stored.y is None else stored.y[rows])
-        return stored.with_calibration(None, config.seed)
+        return stored.with_calibration(None, config.seed) if config.data_aware else stored
     given = calibration_data(
         config.calibration, model, config.context, inputs=config.inputs, targets=config.targets
     )
@@ -342,15 +343,14 @@ def _stored_data(data: Any, model: nn.Module, config: StudyConfig) -> StudyData 
 def _calibration(
     stored: StudyData | None, model: nn.Module, config: StudyConfig
 ) -> tuple[tuple[torch.Tensor, ...], Task | None]:
-    """The calibration inputs in batches where an edit reads them, and the loss on calibration rows for scores.
+    """The calibration inputs in batches, and the loss on them for scores, where there are calibration rows.
 
     Raises:
         BadInputError: An edit needs calibration data and there are none.
     """
     if stored is not None:
-        batches = stored.calibration_batches() if config.data_aware else ()
-        return batches, calibration_task(stored, config.batch)
-    if not config.data_aware:
+        return stored.calibration_batches(), calibration_task(stored, config.batch)
+    if config.calibration is None and not config.data_aware:
         return (), None
     if config.calibration is None:
         why = "data-aware edits need data for the input covariances; give calibration="

@@ -11,7 +11,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from strati.core.results import FloatArray
+    from strati.interventions.metrics import Disagreement
 
 
 _CALIBRATION_TOKENS, _ROWS_AS_TOKENS = 4096, 16
@@ -88,8 +89,8 @@ class StudyData:
 
     def calibration_batches(self) -> tuple[Tensor, ...]:
         """The inputs that covariances are computed from (``x``), in batches of a few thousand tokens."""
-        size = _CALIBRATION_TOKENS // (self.x.shape[-1] if self.kind == "tokens" else _ROWS_AS_TOKENS)
-        size = max(size, 1)
+        length = self.x.shape[-1] if self.kind == "tokens" else _ROWS_AS_TOKENS
+        size = max(_CALIBRATION_TOKENS // max(length, 1), 1)
         return tuple(self.inputs(self.x[i : i + size]) for i in range(0, len(self.x), size))
 
     def with_calibration(self, rows: StudyData | None, seed: int) -> StudyData:
@@ -351,6 +352,39 @@ class ScoreAccumulator:
         count = int(counts.sum())
         mean = total / max(count, 1)
         return _scores(self.task.finish(total, count), mean, sums, counts)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A changed network's performance, how its layer's outputs differ from the intact one's, scores by example."""
+
+    performance: float
+    activations: dict[str, float | None]
+    scores: Scores | None = None
+
+    @property
+    def groups(self) -> FloatArray | None:
+        """Scores by groups of examples, where there are data."""
+        return None if self.scores is None else self.scores.groups
+
+    @property
+    def stderr(self) -> float | None:
+        """Standard error of the mean score."""
+        return None if self.scores is None else self.scores.stderr
+
+    @property
+    def examples(self) -> int | None:
+        """How many examples were scored."""
+        return None if self.scores is None else self.scores.examples
+
+
+def measured(tallies: Sequence[ScoreAccumulator], both: Disagreement | None) -> list[Measurement]:
+    """What was added up of each change."""
+    measurements = []
+    for i, tally in enumerate(tallies):
+        scores = tally.result()
+        measurements.append(Measurement(scores.performance, both.result(i) if both else {}, scores))
+    return measurements
 
 
 def scores_of(values: FloatArray) -> Scores:

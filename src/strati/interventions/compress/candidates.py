@@ -248,10 +248,10 @@ def contiguous_runs(
     """The run of neighbouring blocks that turns its input least and whose removal meets the budget (2403.17887)."""
     if action != "drop" or candidates.loss or len(evaluators) != 1:
         return []
-    from strati.interventions.metrics import BlockInfluence
+    from strati.interventions.blocks import BlockInfluence
 
-    task, names = evaluators[0].task, [curve.layer for curve in candidates.curves]
-    if task is None:
+    inputs, names = evaluators[0].score_inputs, [curve.layer for curve in candidates.curves]
+    if inputs is None:
         return []
     keep = [len(curve.options) - 1 for curve in candidates.curves]
     runs: list[tuple[float, tuple[int, ...]]] = []
@@ -260,7 +260,7 @@ def contiguous_runs(
         for last in range(first, min(first + len(target.members), len(names))):
             dropped = (*keep[:first], *[0] * (last + 1 - first), *keep[last + 1 :])
             if names[last] in target.members and candidates.size(dropped) <= candidates.budget * (1 + 1e-9):
-                influence = BlockInfluence(evaluators[0].model, task, target)
+                influence = BlockInfluence(evaluators[0].model, inputs.batches, target)
                 runs.append((influence.angular_distance(names[last]), dropped))
                 break
     return [min(runs)[1]] if runs else []

@@ -21,7 +21,7 @@ from strati.interventions.compress.costs import Curve, read_curves, scale_of
 from strati.interventions.evaluator import Evaluator
 from strati.interventions.kinds import Intervention, make, setting_text, unit_of
 from strati.interventions.measure_layer import PointFailure, layer_changes, measure_layer
-from strati.interventions.sensitivity import NetworkScores
+from strati.interventions.metrics import NetworkScores
 from strati.interventions.study import Study, study_in_cache
 from strati.interventions.study_config import StudyConfig
 from strati.interventions.study_job import Job, make_job, targets_of

@@ -23,8 +23,9 @@ from strati.interventions.tasks import standard_error
 if TYPE_CHECKING:
     from strati.core.results import FloatArray, IntArray
     from strati.interventions.compress.costs import Curve, CurveOption
-    from strati.interventions.evaluator import Evaluator, Measurement
+    from strati.interventions.evaluator import Evaluator
     from strati.interventions.study_config import CostScale
+    from strati.interventions.tasks import Measurement
 
 
 @dataclass(frozen=True)
