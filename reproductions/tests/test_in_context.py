@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +12,15 @@ from torch.nn import functional
 
 from strati.landscape.llc.parts import PartModel, head_entries
 from strati_reproductions.claims import CLAIMS
-from strati_reproductions.in_context.model import AttentionOnly, bigram_loss
+from strati_reproductions.in_context.head_roles import (
+    _weight_rows,
+    previous_token_attention,
+    previous_token_weights,
+    separation,
+)
+from strati_reproductions.in_context.model import AttentionOnly, bigram_loss, rotate
 from strati_reproductions.in_context.refined import Refined, _kind_rows, head_kinds
-from strati_reproductions.in_context.stages import Measurement, Size, measure
+from strati_reproductions.in_context.stages import Measurement, Size, batch_rows, measure
 
 SIZE = Size(40, 16, 2, 24, 4, 10, 3, 2, 8, 10, 2)
 
@@ -50,7 +57,8 @@ def test_attention_does_not_depend_on_where_a_window_begins(model: AttentionOnly
 def test_heads_can_be_varied_one_by_one(model: AttentionOnly) -> None:
     head = PartModel(model, head_entries(model, (1, 1)))
     each = SIZE.width // SIZE.heads * SIZE.width
-    assert sum(p.numel() for p in head.parameters()) == 4 * each
+    biases = 2 * (SIZE.width // SIZE.heads)
+    assert sum(p.numel() for p in head.parameters()) == 4 * each + biases
     x = torch.randint(SIZE.vocabulary, (2, SIZE.context))
     torch.testing.assert_close(head(x), model(x))
 
@@ -85,3 +93,42 @@ def test_induction_heads_are_compared_with_the_others_of_their_layer(low: float 
     rows = [row.record() for row in _kind_rows(Refined(0, coefficients), head_kinds(stage))]
     claim = next(c for c in CLAIMS if c.entry == "refined-coefficients")
     assert claim.verdict(rows) == verdict
+
+
+def test_half_of_a_batch_repeats_and_the_others_are_text() -> None:
+    text = np.arange(1000) % SIZE.vocabulary
+    rows = batch_rows(text, SIZE, np.random.default_rng(0))
+    assert rows.shape == (SIZE.batch, SIZE.context + 1)
+    for row in rows[: SIZE.batch // 2]:
+        assert any((row[period:] == row[:-period]).all() for period in range(8, SIZE.context // 2 + 1))
+    steps = np.diff(rows[SIZE.batch // 2 :], axis=1) % SIZE.vocabulary
+    assert (steps == 1).all()
+
+
+@pytest.mark.parametrize("planted", ["0.0", "0.1", "1.1"])
+def test_a_planted_previous_token_head_has_the_largest_share_by_weights_and_by_attention(
+    model: AttentionOnly, planted: str, tmp_path: Path
+) -> None:
+    layer, head = map(int, planted.split("."))
+    turned = 4 * rotate(torch.ones(1, 1, 2, 8))[0, 0]
+    part = slice(8 * head, 8 * head + 8)
+    with torch.no_grad():
+        model.layers[layer].q_proj.bias[part] = turned[0]
+        model.layers[layer].k_proj.bias[part] = turned[1]
+    held_out = np.random.default_rng(0).integers(0, SIZE.vocabulary, (8, SIZE.context + 1))
+    attention = previous_token_attention(model, held_out)
+    weights = previous_token_weights(model, tmp_path)
+    assert max(attention, key=lambda name: attention[name]) == planted
+    kinds = dict.fromkeys(attention, "other")
+    facts = _weight_rows(attention, weights, kinds)[-1].facts
+    assert facts["same"] and facts["weights"] == planted
+
+
+@pytest.mark.parametrize(("other", "verdict"), [(0.1, "held"), (0.5, "did not hold"), (None, "not tested")])
+def test_separation_of_heads_by_their_contrasts(other: float | None, verdict: str) -> None:
+    kinds = {"0.0": "previous token", "1.0": "induction", "1.1": "other"}
+    contrasts = {"0.0": (0.4, 0.02), "1.0": (0.6, 0.02)}
+    if other is not None:
+        contrasts["1.1"] = (other, 0.02)
+    claim = [c for c in CLAIMS if c.entry == "head-roles"][1]
+    assert claim.verdict([separation(contrasts, kinds).record()]) == verdict

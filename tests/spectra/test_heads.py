@@ -14,7 +14,13 @@ from safetensors.numpy import save_file
 
 import strati
 from strati.spectra.head_pairs import compare_heads, composition
-from strati.spectra.heads import count_spikes, equal_runs, head_matrices, product_singular_values
+from strati.spectra.heads import (
+    count_spikes,
+    equal_runs,
+    head_matrices,
+    product_singular_values,
+    rotary_logits,
+)
 
 Array = NDArray[np.float64]
 
@@ -186,6 +192,96 @@ def test_a_previous_token_head_is_found(tmp_path: Any) -> None:
         by_name["h.0.attn[0].QK"]["positional_offset"] == 1 and by_name["h.0.attn[0].QK"]["positional"] > 0.9
     )
     assert by_name["h.0.attn[1].QK"]["positional"] < 0.5
+
+
+def turned(vectors: Array, base: float, *, neighbours: bool = False) -> Array:
+    """Row p turned by p steps, pair by pair with 2 x 2 matrices."""
+    width = vectors.shape[1]
+    half = width // 2
+    moved = vectors.copy()
+    for position in range(len(vectors)):
+        for pair in range(half):
+            first, second = (2 * pair, 2 * pair + 1) if neighbours else (pair, pair + half)
+            angle = position * base ** (-2 * pair / width)
+            turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+            moved[position, [first, second]] = turn @ vectors[position, [first, second]]
+    return moved
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), base=st.sampled_from([10.0, 10_000.0]), neighbours=st.booleans())
+def test_rotary_logits_against_rotations_pair_by_pair(seed: int, base: float, neighbours: bool) -> None:
+    query, key = np.random.default_rng(seed).normal(size=(2, 8))
+    config = {"rope_parameters": {"rope_theta": base}, "model_type": "gptj" if neighbours else "llama"}
+    queries, keys = (turned(np.tile(x, (12, 1)), base, neighbours=neighbours) for x in (query, key))
+    logits = queries @ keys.T / np.sqrt(8)
+    for distance, logit in enumerate(rotary_logits(query, key, 12, config)):
+        np.testing.assert_allclose(np.diagonal(logits, -distance), logit, atol=1e-10)
+    # Entries that do not turn add the same at every distance.
+    longer = [np.r_[x, 1.0, 2.0, 0.0, 0.0] for x in (query, key)]
+    partial = rotary_logits(*longer, 12, config | {"rotary_dim": 8})
+    np.testing.assert_allclose(partial * np.sqrt(12), logits[-1, ::-1] * np.sqrt(8) + 5, atol=1e-10)
+
+
+def rotary(tmp_path: Any, *, width: int = 32, heads: int = 4) -> dict[str, Array]:
+    """A transformer of random weights with rotary positions, layer norms and biases of queries and keys."""
+    rng = np.random.default_rng(3)
+    tensors = {"embed_tokens.weight": rng.normal(size=(60, width)) + 0.3 * rng.normal(size=width)}
+    for block in range(2):
+        for name in "qkvo":
+            tensors[f"layers.{block}.{name}_proj.weight"] = rng.normal(size=(width, width)) / width**0.5
+        for name in ("q_proj.bias", "k_proj.bias", "norm.bias"):
+            tensors[f"layers.{block}.{name}"] = rng.normal(size=width)
+        tensors[f"layers.{block}.norm.weight"] = rng.uniform(0.5, 2.0, size=width)
+    (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": heads, "rope_theta": 10.0}))
+    return tensors
+
+
+def test_rotary_shares_are_those_of_the_logits_averaged_over_all_pairs_of_tokens(tmp_path: Any) -> None:
+    tensors = rotary(tmp_path)
+    save_file(tensors, tmp_path / "model.safetensors")
+    by_name = rows(tmp_path)
+    table = tensors["embed_tokens.weight"]
+    table = (table - table.mean(1, keepdims=True)) / table.std(1, keepdims=True)
+    for block in range(2):
+        norm, shift = (tensors[f"layers.{block}.norm.{part}"] for part in ("weight", "bias"))
+        queries, keys = (
+            (table * norm + shift) @ tensors[f"layers.{block}.{x}_proj.weight"].T
+            + tensors[f"layers.{block}.{x}_proj.bias"]
+            for x in "qk"
+        )
+        for head in range(4):
+            part = slice(8 * head, 8 * head + 8)
+            logits = np.empty(256)
+            for distance in range(256):  # the query of the last position, the key of one before it
+                angles = distance * 10.0 ** (-np.arange(4) / 4)
+                near, far = queries[:, part][:, :4], queries[:, part][:, 4:]
+                moved = np.c_[
+                    near * np.cos(angles) - far * np.sin(angles), near * np.sin(angles) + far * np.cos(angles)
+                ]
+                logits[distance] = (moved @ keys[:, part].T).mean() / np.sqrt(8)
+            logits[0] = np.sum(queries[:, part] * keys[:, part], axis=1).mean() / np.sqrt(8)
+            shares = np.exp(logits - logits.max())
+            shares /= shares.sum()
+            row = by_name[f"h.{block}.attn[{head}].QK"]
+            assert row["positional_offset"] == int(np.argmax(shares[:8]))
+            assert row["positional"] == pytest.approx(shares[:8].max(), rel=1e-6)
+
+
+def test_a_previous_token_head_is_found_under_rotary_positions(tmp_path: Any) -> None:
+    """The mean query is the mean key turned by one step, so that both agree best one position before."""
+    tensors = rotary(tmp_path)
+    before = np.ones((2, 8))
+    tensors["layers.0.q_proj.bias"][16:24] = 8 * turned(before, 10.0)[0]
+    tensors["layers.0.k_proj.bias"][16:24] = 8 * turned(before, 10.0)[1]
+    save_file(tensors, tmp_path / "model.safetensors")
+    shares = {
+        name: row["positional"] if row["positional_offset"] == 1 else 0.0
+        for name, row in rows(tmp_path).items()
+        if row["kind"] == "head.qk"
+    }
+    assert max(shares, key=lambda name: shares[name]) == "h.0.attn[2].QK"
+    assert shares["h.0.attn[2].QK"] > 0.5
 
 
 def test_composition_scores_and_their_p_values(tmp_path: Any) -> None:

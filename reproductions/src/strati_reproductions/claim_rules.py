@@ -171,6 +171,28 @@ def induction_is_lower(rows: Rows) -> bool | None:
     return facts[0]["lower"] if facts else None
 
 
+def generalising_is_lower(rows: Rows) -> bool | None:
+    """Whether every run with decay ends below the run without, by more than two errors."""
+    facts = [row["facts"] for row in _rows_of(rows, "peak-and-end") if "end" in row["facts"]]
+    ends, alone = ([f for f in facts if f["decay"] is decay] for decay in (True, False))
+    if not ends or not alone:
+        return None
+    limit, error = alone[0]["end"], alone[0]["end_error"]
+    return all(f["end"] + 2 * math.hypot(f["end_error"], error) < limit for f in ends)
+
+
+def previous_token_head_is_found(rows: Rows) -> bool | None:
+    """Whether weights and attention name the same previous-token head."""
+    facts = [row["facts"] for row in _rows_of(rows, "previous-by-weights")]
+    return bool(facts[0]["same"]) if facts else None
+
+
+def susceptibilities_separate(rows: Rows) -> bool | None:
+    """Whether the heads of the induction circuit are separated; ``None`` where none formed."""
+    facts = [row["facts"] for row in _rows_of(rows, "separation")]
+    return facts[0]["separate"] if facts else None
+
+
 def pairs_are_separated(rows: Rows) -> bool | None:
     """Whether every pair scores higher than every other combination."""
     pairs, others = _one(rows, "pairs-least"), _one(rows, "non-pairs-greatest")

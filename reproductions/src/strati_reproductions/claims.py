@@ -23,6 +23,7 @@ from strati_reproductions.claim_rules import (
     coefficient_predicts_best,
     comes_first,
     complete,
+    generalising_is_lower,
     grid_reaches_the_table,
     induction_is_lower,
     larger_is_smaller,
@@ -33,12 +34,14 @@ from strati_reproductions.claim_rules import (
     only_decay_generalises,
     only_the_first_loses_much,
     pairs_are_separated,
+    previous_token_head_is_found,
     removal_changes_nothing,
     smallest_cost_more,
     smallest_overlap_more,
     sparser_than,
     spectra_stay,
     stages_in_order,
+    susceptibilities_separate,
     within_the_papers_share,
 )
 
@@ -231,15 +234,29 @@ CLAIMS: tuple[Claim, ...] = (
           "The coefficient falls in every run. When it starts to fall depends on gamma, so it is no early warning of "
           "generalisation.", coefficient_falls,
           "It does not fall in every run.", by_paper=False),
+    Claim("grokking-levels", "At the end the learning coefficient is lower in runs that generalise than in one that "
+          "memorises", "This holds at one gamma for all runs, which was fixed before the run.",
+          generalising_is_lower,
+          "At one gamma for all runs, fixed before the run, not every run that generalises ends below the one that "
+          "memorises.", by_paper=False),
     Claim("grokking", "Spectra change before the test loss of modular addition falls",
           "They change as early as the training loss: they show that something was learned, not that it generalises.",
           lambda r: complete(r, "order", first="spectra", second="test-loss"), by_paper=False),
-    Claim("in-context", "Bigrams, in-context learning, previous-token heads and induction heads appear one after the "
-          "other", "This holds in the run tested.", stages_in_order,
+    Claim("in-context", "Bigrams, n-grams, previous-token heads and induction heads appear one after the other",
+          "This holds in the run tested. Half of its training windows are repeated random tokens; the paper's data are "
+          "text alone.", stages_in_order,
           "Not all stages appeared in this order; the table says which did."),
     Claim("refined-coefficients", "Induction heads have lower learning coefficients than other heads of their layer",
           "This holds in the run tested.", induction_is_lower,
           "In the run tested another head has a coefficient as low."),
+    Claim("head-roles", "The weights alone tell which head attends to the previous token",
+          "Use `positional` of `strati scan --heads`; this was tested on one small network with rotary positions.",
+          previous_token_head_is_found,
+          "In the run tested `positional` of `strati scan --heads` points to another head.", by_paper=False),
+    Claim("head-roles", "Susceptibilities separate previous-token and induction heads from the others",
+          "This holds in the run tested, for repeated against unrepeated text.", susceptibilities_separate,
+          "In the run tested their contrasts between repeated and unrepeated text overlap with those of other heads, "
+          "so they do not identify the heads of the induction circuit."),
     Claim("anti-grokking", "Alpha below 2 comes before every fall of the test accuracy",
           "The table says how many steps before, and how often alpha is below 2 without a fall.",
           lambda r: comes_first(r, "alpha"), "Some falls came without this sign; the table has the steps."),

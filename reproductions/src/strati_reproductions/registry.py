@@ -222,6 +222,13 @@ ENTRIES: dict[str, Entry] = {
         "grokking",
         "with and without weight decay: the order in which spectra, learning coefficient and test loss change",
     ),
+    "grokking-levels": Entry(
+        "grokking.grokking:grokking_levels",
+        "grokking",
+        "the learning coefficient of runs that generalise and of one that memorises, at one gamma",
+        needs="Two trainings of `grokking` and one without weight decay, and learning coefficients of 12 checkpoints "
+        "each: about 25 minutes of the processor.",
+    ),
     "anti-grokking": Entry(
         "anti_grokking.anti_grokking:anti_grokking",
         "anti-grokking",
@@ -249,16 +256,17 @@ ENTRIES: dict[str, Entry] = {
         "in_context.stages:in_context",
         "in-context-learning",
         "a two-layer attention-only transformer: which stages of in-context learning appear",
-        revision=2,
-        needs="20,000 steps of about 50 ms of one core, and learning coefficients of 12 checkpoints. An earlier, "
-        "larger model (vocabulary 5,000, width 256, 3,000 steps, 44 minutes of the processor) formed no induction "
-        "head; the present one has rotary positions, with which previous-token heads form after fewer steps.",
+        revision=3,
     ),
     "refined-coefficients": Entry(
         "in_context.refined:refined_coefficients",
         "in-context-learning",
         "learning coefficients of single heads and of kinds of data, over the training of in-context",
-        needs="The training of `in-context`, and for each checkpoint a chain for every head and every kind of data.",
+    ),
+    "head-roles": Entry(
+        "in_context.head_roles:head_roles",
+        "in-context-learning",
+        "which head of in-context is a previous-token head by its weights, and whether susceptibilities separate heads",
     ),
     "quasi-null-training": Entry(
         "eigenspectra.over_training:quasi_null_training",

@@ -1,20 +1,21 @@
-"""``reproduce grokking``: modular addition with weight decay and without (Nanda et al. 2023).
+"""``reproduce grokking`` and ``grokking-levels``: modular addition with and without weight decay (Nanda et al. 2023).
 
 A network first memorises its part of the table; long after, its test loss falls. The paper claims that the network has
 begun to change before that (progress measures move first), and that it does not generalise without weight decay. This
 reproduction also measures when spectra leave the random-like phase, when the learning coefficient falls and when the
-test loss does, with intervals. All learning coefficients have one gamma, so that their levels can be compared.
+test loss does, with intervals. In ``grokking`` every run has the gamma that strati's rule gives for it, so that only
+the course of a run can be read. In ``grokking-levels`` all runs have one gamma, so that levels can be compared.
 
 The full size is that of the paper: mod 113, 30 % of the table, a one-layer transformer, AdamW on the whole batch at a
-rate of 1e-3 with weight decay 1 (five seeds) and without (one). The quick one is mod 31 on embeddings and one hidden
-layer.
+rate of 1e-3 with weight decay 1 (five seeds; two for the levels) and without (one). The quick one is mod 31 on
+embeddings and one hidden layer.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,11 @@ if TYPE_CHECKING:
 
 SEE = (
     "The training loss falls first and the test loss long after it, but only with weight decay. Below are the learning "
-    "coefficient with two errors, at the same gamma in both runs, and the stable rank of every layer."
+    "coefficient with two errors and the stable rank of every layer. The table has the gamma of every run: the levels "
+    "of runs with different gammas cannot be compared."
+)
+SEE_LEVELS = (
+    "Losses of seed 0 and without decay; below them the learning coefficient with two errors, at one gamma."
 )
 SEE_ORDER = "One row per event, one mark with its interval per seed. Events further left happen earlier."
 
@@ -61,8 +66,7 @@ class Setup:
         batch: Rows of a minibatch of the sampler. ``nbeta`` is ``batch / ln batch``: at that of all rows the stiffest
             checkpoint needs such short steps that chains mix only under a localisation at which every coefficient is
             near 0.
-        gamma: Localisation of every learning coefficient. The full size has the largest value that strati's own rule
-            gives for one of the runs (an earlier version used the rule's value of each run, 187 to 482).
+        gamma: Localisation of every learning coefficient; ``None`` is what strati's rule gives for each run.
     """
 
     modulus: int
@@ -76,16 +80,20 @@ class Setup:
     chains: int
     draws: int
     batch: int
-    gamma: float
+    gamma: float | None
 
     def network(self, seed: int) -> nn.Module:
         """The untrained network."""
         torch.manual_seed(derive(seed, "grokking"))
-        return Adder(self.modulus) if self.attention else SmallAdder(self.modulus)
+        return Adder(self.modulus, width=WIDTH) if self.attention else SmallAdder(self.modulus)
 
 
-FULL = Setup(113, 0.3, True, 1e-3, 20_000, 100, 5, 20, 4, 400, 128, 480.0)
+FULL = Setup(113, 0.3, True, 1e-3, 20_000, 100, 5, 20, 4, 400, 128, None)
 QUICK = Setup(31, 0.5, False, 3e-3, 2_000, 50, 2, 9, 4, 200, 128, 100.0)
+WIDTH = 128
+"""Of the transformer; its weights start with a variance of ``1 / WIDTH``."""
+LEVELS = replace(FULL, seeds=2, coefficients=12, draws=200, gamma=4.0 * WIDTH)
+"""Gamma was fixed before the run: it holds a weight to half of the size with which weights start."""
 DECAY, BETAS = 1.0, (0.9, 0.98)
 
 SPECTRA = "half of the matrices leave the random-like phase"
@@ -154,6 +162,32 @@ def grokking(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproductio
     return Reproduction("grokking", title, tuple(rows), pictures, captions=captions)
 
 
+def grokking_levels(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
+    """The learning coefficients of runs that generalise and of one that memorises, at one gamma."""
+    setup = QUICK if quick else LEVELS
+    home = folder.parent / "grokking"
+    runs = [_tracked(home, setup, DECAY, seed + k, tick=tick) for k in range(setup.seeds)]
+    longest = max(run.steps[-1] for run in runs)
+    without = _tracked(home, setup, 0.0, seed, steps=longest, tick=tick)
+    rows = [*_ending(runs, without, setup), *_coefficients(runs, without, setup)]
+    rows.append(_levels(rows))
+    curves = [
+        _curves(runs[0], without)[0],
+        {
+            "title": "learning coefficient",
+            "lines": [
+                *((f"seed {seed + k}", *run.coefficient()) for k, run in enumerate(runs)),
+                ("no decay", *without.coefficient()),
+            ],
+        },
+    ]
+    name = f"levels-mod-{setup.modulus}"
+    title = f"a + b mod {setup.modulus}, gamma {setup.gamma:g} in all runs"
+    pictures = over_steps(folder, name, curves, title=title)
+    heading = "Grokking of a + b mod p: levels of the learning coefficient at one gamma"
+    return Reproduction("grokking-levels", heading, tuple(rows), pictures, captions={name: SEE_LEVELS})
+
+
 def trained_run(
     folder: Path, setup: Setup, decay: float, seed: int, *, steps: int | None = None, tick: Tick = silent
 ) -> tuple[Path, ...]:
@@ -195,7 +229,7 @@ def _tracked(
         measured_paths,
         data=(x, y),
         model=model,
-        out=paths[0].parent / f"tracked-{setup.chains}-{setup.draws}-{setup.batch}-{setup.gamma:g}",
+        out=paths[0].parent / f"tracked-{setup.chains}-{setup.draws}-{setup.batch}-{setup.gamma or 'rule'}",
         what="spectra,llc",
         loss="cross_entropy",
         chains=setup.chains,
@@ -326,18 +360,19 @@ def _coefficients(runs: list[TrackedRun], without: TrackedRun, setup: Setup) -> 
             if c["what"] == "llc" and c["layer"] is None
         ]
         failed = [f for f in run.track.failed if f["quantity"] == "llc"]
-        note = f"gamma {setup.gamma:g}; change points: {'; '.join(breaks) or 'none'}"
+        note = f"gamma {run.track.settings['gamma']:.4g}; change points: {'; '.join(breaks) or 'none'}"
         note += f"; {len(failed)} of {setup.coefficients} checkpoints refused"
         note += f" ({failed[0]['reason']})" if failed else ""
         what = f"{name}: learning coefficient at its peak and at the end"
         rows.append(Row(what, None, text, note, key="peak-and-end", facts=facts))
-    return [*rows, _levels(rows)]
+    return rows
 
 
-def _levels(rows: list[Row]) -> Row:
+def _levels(rows: Sequence[Row]) -> Row:
     """The last coefficients of the runs that generalised over that of the run that memorised."""
-    ends = [float(row.facts["end"] or 0) for row in rows if row.facts["decay"] and "end" in row.facts]
-    alone = [float(row.facts["end"] or 0) for row in rows if not row.facts["decay"] and "end" in row.facts]
+    facts_of = [row.facts for row in rows if row.key == "peak-and-end" and "end" in row.facts]
+    ends = [float(facts["end"] or 0) for facts in facts_of if facts["decay"]]
+    alone = [float(facts["end"] or 0) for facts in facts_of if not facts["decay"]]
     what = "learning coefficient at the end, mean of the runs that generalised over that without decay"
     ratio_of = float(np.mean(ends) / alone[0]) if ends and alone else None
     note = f"{', '.join(f'{v:.1f}' for v in ends)} against {', '.join(f'{v:.1f}' for v in alone)}; one gamma for all"
