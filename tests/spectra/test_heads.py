@@ -14,13 +14,8 @@ from safetensors.numpy import save_file
 
 import strati
 from strati.spectra.head_pairs import compare_heads, composition
-from strati.spectra.heads import (
-    count_spikes,
-    equal_runs,
-    head_matrices,
-    product_singular_values,
-    rotary_logits,
-)
+from strati.spectra.head_paths import rotary_logits
+from strati.spectra.heads import count_spikes, equal_runs, head_matrices, product_singular_values
 
 Array = NDArray[np.float64]
 
