@@ -27,7 +27,7 @@ import numpy as np
 
 import strati
 import strati_reproductions
-from strati.core.results import Result
+from strati.core.results import Result, json_attributes
 
 FOLDER = Path(strati.__file__).parent / "schemas"
 PRIMITIVES = {
@@ -162,15 +162,17 @@ class Writer:
                 if get_origin(evaluate(annotation, kind.__module__)) is not NotRequired:
                     required.append(name)
         else:
-            for field in dataclasses.fields(kind):
-                owner = next(base for base in kind.__mro__ if field.name in inspect.get_annotations(base))
-                properties[field.name] = self.of(field.type, owner.__module__)
-                if not field.metadata.get("optional"):
-                    required.append(field.name)
-            for name in getattr(kind, "computed", ()):
-                getter = inspect.getattr_static(kind, name).fget
-                properties[name] = self.of(getter.__annotations__["return"], kind.__module__)
-                required.append(name)
+            fields = {field.name: field for field in dataclasses.fields(kind)}
+            optional = getattr(kind, "optional", ())
+            for name, attribute in json_attributes(kind).items():
+                if attribute in fields:
+                    owner = next(base for base in kind.__mro__ if attribute in inspect.get_annotations(base))
+                    properties[name] = self.of(fields[attribute].type, owner.__module__)
+                    optional = (*optional, name) if fields[attribute].metadata.get("optional") else optional
+                else:
+                    getter = inspect.getattr_static(kind, attribute).fget
+                    properties[name] = self.of(getter.__annotations__["return"], kind.__module__)
+            required = [name for name in properties if name not in optional]
         return {"type": "object", "required": required, "properties": properties}
 
 

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from strati.core.errors import BadInputError
 from strati.core.options import nearest
@@ -59,10 +59,6 @@ class Explanation(Result):
 
     name: str | None
     entries: tuple[Entry, ...]
-
-    def payload(self) -> dict[str, Any]:
-        """The name and its meanings."""
-        return {"name": self.name, "entries": self.entries}
 
     def frame(self) -> pd.DataFrame:
         """One row per meaning."""

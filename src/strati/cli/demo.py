@@ -13,7 +13,7 @@ import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import click
 
@@ -50,10 +50,6 @@ class Tour(Result):
     folder: str
     report: str
     steps: tuple[Step, ...]
-
-    def payload(self) -> dict[str, Any]:
-        """The steps with their times, and the path of the report."""
-        return dict(vars(self))
 
     def frame(self) -> pd.DataFrame:
         """One row per step."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import click
 
@@ -25,10 +25,6 @@ class Page(Result):
     file: str
     size: int
     results: tuple[str, ...]
-
-    def payload(self) -> dict[str, Any]:
-        """Where it is, its bytes, and the schemas of what is on it."""
-        return dict(vars(self))
 
     def frame(self) -> pd.DataFrame:
         """One row per result on the page."""

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
     from strati.comparison.results import Comparison
     from strati.core.option_types import CheckOptions
-    from strati.schemas.json_types import CheckFields
 
 
 INTEGRITY = (
@@ -435,6 +434,8 @@ class Check(Result):
     """
 
     verb: ClassVar[str] = "check"
+    omitted: ClassVar[tuple[str, ...]] = ("finite", "layers", "expected_layers", "evidence")
+    computed: ClassVar[tuple[str, ...]] = ("passed",)
 
     model: str
     base: str | None
@@ -458,19 +459,6 @@ class Check(Result):
         same_dtype = finding.code == "rounding" and "moved-vectors" in self.fail_on
         undecided = finding.code == "undecided" and bool(changed)
         return finding.code in (*self.fail_on, OVER_LIMIT) or undecided or same_dtype
-
-    def payload(self) -> CheckFields:
-        """What was looked for and found."""
-        return {
-            "model": self.model,
-            "base": self.base,
-            "fail_on": self.fail_on,
-            "fail_if": self.fail_if,
-            "tensors": self.tensors,
-            "checked": self.checked,
-            "found": self.found,
-            "passed": self.passed,
-        }
 
     def frame(self) -> pd.DataFrame:
         """One row per finding."""

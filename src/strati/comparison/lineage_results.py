@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
-    from strati.schemas.json_types import LineageFields
 
 BLOCK_LEVEL = 1e-3
 """P-value below which a block counts as shared."""
@@ -115,19 +114,16 @@ class Lineage(Result):
 
     verb: ClassVar[str] = "lineage"
     key_columns: ClassVar[tuple[str, ...]] = ("a", "b", "kind", "direction", "pvalue", "distance")
+    computed: ClassVar[tuple[str, ...]] = ("summary_text",)
 
     networks: tuple[str, ...]
     pairs: tuple[LineagePair, ...]
     tree: tuple[TreeEdge, ...]
 
-    def payload(self) -> LineageFields:
-        """Networks, pairs and tree."""
-        return {
-            "networks": self.networks,
-            "pairs": self.pairs,
-            "tree": self.tree,
-            "summary_text": "\n".join(self.lines()),
-        }
+    @property
+    def summary_text(self) -> str:
+        """The summary as one text."""
+        return "\n".join(self.lines())
 
     def frame(self) -> pd.DataFrame:
         """One row per pair."""

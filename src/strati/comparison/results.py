@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from strati.comparison.unit_alignment import UnitOrder
     from strati.comparison.update import Intruder
     from strati.core.results import FloatArray
-    from strati.schemas.json_types import CompareFields
     from strati.spectra.head_pairs import ComparedHead
 
 _MOST_HEADS = 12  # rows of the table of heads
@@ -240,6 +239,8 @@ class Comparison(Result):
         "subspace_overlap",
         "aligned",
     )
+    omitted: ClassVar[tuple[str, ...]] = ("unit_order", "keep_eigenvalues", "view")
+    computed: ClassVar[tuple[str, ...]] = ("summary_text",)
 
     networks: tuple[ComparedNetwork, ...]
     matched_by: str
@@ -259,30 +260,19 @@ class Comparison(Result):
     keep_eigenvalues: bool = field(default=False, repr=False)
     view: TableOptions = field(default_factory=TableOptions, repr=False)
 
-    def payload(self) -> CompareFields:
-        """Networks, layers, roles, series, and what could not be compared."""
+    @property
+    def summary_text(self) -> str:
+        """The summary as one text."""
+        return self.text()
+
+    def payload(self) -> Mapping[str, Any]:
+        """The fields of the JSON form; eigenvalues are left out unless they are kept."""
         omitted = () if self.keep_eigenvalues else ("eigenvalues", "update_eigenvalues")
         names = [*ComparedLayer.__annotations__, *LayerUpdate.__annotations__]
-        layers: list[Any] = [
+        layers = [
             {name: getattr(layer, name) for name in names if name not in omitted} for layer in self.layers
         ]
-        return {
-            "networks": self.networks,
-            "related": self.related,
-            "removed_direction": self.removed_direction,
-            "matched_by": self.matched_by,
-            "layers": layers,
-            "roles": self.roles,
-            "role_differences": self.role_differences,
-            "movement": self.movement,
-            "series": self.series,
-            "stand_out": self.stand_out,
-            "path": self.path,
-            "heads": self.heads,
-            "unmatched": self.unmatched,
-            "warnings": self.warnings,
-            "summary_text": self.text(),
-        }
+        return {**super().payload(), "layers": layers}
 
     def text(self) -> str:
         """What changed and where: the answer, then a line for each kind of number."""

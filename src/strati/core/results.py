@@ -55,12 +55,16 @@ class Flag:
 class Result:
     """What every command returns. Subclasses are frozen dataclasses.
 
-    A subclass sets ``verb`` (the command, which names the JSON Schema) and implements ``payload`` (the JSON fields
-    after ``schema``, ``strati`` and ``summary``), ``frame`` (its main table) and ``summary`` (the text for a terminal,
-    the answer first).
+    A subclass sets ``verb`` (the command, which names the JSON Schema) and implements ``frame`` (its main table) and
+    ``summary`` (the text for a terminal, the answer first). Its JSON form has the fields of the dataclass but those
+    ``omitted``, and the ``computed`` ones: names, or names with the attributes that have their values.
     """
 
     verb: ClassVar[str]
+    omitted: ClassVar[tuple[str, ...]] = ()
+    computed: ClassVar[tuple[str, ...] | Mapping[str, str]] = ()
+    optional: ClassVar[tuple[str, ...]] = ()
+    """Fields of the JSON form that are absent where they are ``None``."""
     key_columns: ClassVar[tuple[str, ...]] = ()
     """The columns of :attr:`table`; empty means all."""
 
@@ -75,9 +79,11 @@ class Result:
 
         return as_text(self.summary(), lines=SHORT)
 
-    @abstractmethod
     def payload(self) -> Mapping[str, Any]:
-        """The fields of the JSON form, in order; any nesting of plain values, dataclasses and arrays."""
+        """The fields of the JSON form after ``schema``, ``strati`` and ``summary``; any nesting of plain values."""
+        fields = {name: getattr(self, attribute) for name, attribute in json_attributes(type(self)).items()}
+        absent = [name for name in self.optional if fields[name] is None]
+        return {name: value for name, value in fields.items() if name not in absent}
 
     @abstractmethod
     def frame(self) -> pd.DataFrame:
@@ -130,6 +136,14 @@ class Result:
         return self.frame().map(safe).rename(columns=safe).to_html(escape=True, index=False, max_rows=60)
 
 
+def json_attributes(kind: type) -> dict[str, str]:
+    """The names of a dataclass's fields in its JSON form, with the attributes that have their values."""
+    fields = (field.name for field in dataclasses.fields(kind))
+    names = {name: name for name in fields if name not in getattr(kind, "omitted", ())}
+    computed = getattr(kind, "computed", ())
+    return names | (dict(computed) if isinstance(computed, Mapping) else {name: name for name in computed})
+
+
 def jsonable(value: Any) -> Any:
     """Turn a nesting of dataclasses, arrays, enums and numpy scalars into JSON's plain values.
 
@@ -150,9 +164,11 @@ def jsonable(value: Any) -> Any:
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, Result):
+        return jsonable(value.payload())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [f.name for f in dataclasses.fields(value)]
-        return {name: jsonable(getattr(value, name)) for name in [*names, *getattr(value, "computed", ())]}
+        attributes = json_attributes(type(value))
+        return {name: jsonable(getattr(value, attribute)) for name, attribute in attributes.items()}
     if isinstance(value, Mapping):
         return {str(k): jsonable(v) for k, v in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

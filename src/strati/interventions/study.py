@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from strati.core.option_types import StudyOptions
     from strati.interventions.evaluator import Evaluate
     from strati.interventions.study_job import Job, StudyBody
-    from strati.schemas.json_types import StudyFields
+    from strati.schemas.json_types import Failure
 
 FIRST_COLUMNS = (
     *("network", "layer", "intervention", "setting", "draw", "type", "status", "reason", "initialiser"),
@@ -83,6 +83,8 @@ class Study(Result):
         "performance_stderr",
         "intact_performance",
     )
+    omitted: ClassVar[tuple[str, ...]] = ("rows", "origin", "body")
+    computed: ClassVar[tuple[str, ...]] = ("done", "failed", "failures", "calibration", "warnings")
 
     name: str
     performance: Mapping[str, Any]
@@ -103,6 +105,17 @@ class Study(Result):
         return sum(row["status"] == "failed" for row in self.rows)
 
     @property
+    def failures(self) -> list[Failure]:
+        """Why points failed, and how many for that reason."""
+        reasons = Counter(row["reason"] for row in self.rows if row["status"] == "failed")
+        return [{"reason": reason, "count": count} for reason, count in sorted(reasons.items())[:50]]
+
+    @property
+    def calibration(self) -> dict[str, Any] | None:
+        """How many rows of data the input covariances come from, if some were kept apart."""
+        return None if self.origin.calibration is None else {"rows": self.origin.calibration}
+
+    @property
     def metrics(self) -> tuple[str, ...]:
         """The names of the metrics recorded."""
         columns = dict.fromkeys(name for row in self.rows for name in row)
@@ -120,24 +133,6 @@ class Study(Result):
             f"{few[least]} tokens); give more calibration data"
         )
         return [{"code": "few-tokens", "text": text}]
-
-    def payload(self) -> StudyFields:
-        """Counts, the store, the measure of performance, and why points failed."""
-        reasons: dict[str, int] = {}
-        for row in self.rows:
-            if row["status"] == "failed":
-                reasons[row["reason"]] = reasons.get(row["reason"], 0) + 1
-        return {
-            "name": self.name,
-            "units": self.units,
-            "done": self.done,
-            "failed": self.failed,
-            "store": self.store,
-            "performance": self.performance,
-            "failures": [{"reason": reason, "count": n} for reason, n in sorted(reasons.items())[:50]],
-            "calibration": None if self.origin.calibration is None else {"rows": self.origin.calibration},
-            "warnings": self.warnings,
-        }
 
     def frame(self) -> pd.DataFrame:
         """All rows, sorted by (network, layer, intervention, setting, draw)."""

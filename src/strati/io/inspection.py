@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from strati.io.checkpoint_file import Tensor
     from strati.io.layers import Layer
     from strati.io.network import Openable
-    from strati.schemas.json_types import InspectedLayer, InspectFields, NetworkFields
+    from strati.schemas.json_types import InspectedLayer, NetworkFields
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class Inspection(Result):
 
     verb: ClassVar[str] = "inspect"
     key_columns: ClassVar[tuple[str, ...]] = ("name", "role", "block", "rows", "cols", "parameters", "dtype")
+    omitted: ClassVar[tuple[str, ...]] = ("show_all",)
+    computed: ClassVar[tuple[str, ...]] = ("totals",)
 
     network: NetworkFields
     layers: tuple[InspectedLayer, ...]
@@ -51,17 +53,7 @@ class Inspection(Result):
     others: tuple[dict[str, Any], ...] = ()
     show_all: bool = False
 
-    def payload(self) -> InspectFields:
-        """Network, totals, layers, other tensors, skipped, warnings."""
-        return {
-            "network": self.network,
-            "totals": self.totals(),
-            "layers": self.layers,
-            "others": self.others,
-            "skipped": self.skipped,
-            "warnings": self.warnings,
-        }
-
+    @property
     def totals(self) -> dict[str, Any]:
         """Bytes of all tensors, and matrices, parameters and bytes by role and by block (``null``: in no block)."""
         everything = (*self.layers, *self.others)
@@ -141,7 +133,7 @@ class Inspection(Result):
             if len(dtypes) > 1
             else f", {next(iter(dtypes), 'empty')}"
         )
-        size = byte_size(self.totals()["bytes"])
+        size = byte_size(self.totals["bytes"])
         name = printable(Path(str(net["path"])).name, 40)
         return f"{name}: {net['format']}, {net['parameters']:,} parameters ({size}{most})."
 
@@ -155,7 +147,7 @@ class Inspection(Result):
         return f"{counted} ({min(share, 1.0):.0%}); {self.network['tensors']:,} tensors"
 
     def _total_lines(self) -> list[str]:
-        totals = self.totals()
+        totals = self.totals
         lines = []
         if len(totals["roles"]) > 1:
             parts = (

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from strati.core.option_types import CurvatureOptions
     from strati.core.results import FloatArray
     from strati.io.network import Openable
-    from strati.schemas.json_types import CurvatureFields
 
 EXACT_UP_TO = 600
 """Parameters up to which the matrix is computed whole, column by column, and every number is exact."""
@@ -106,6 +105,7 @@ class Curvature(Result):
     """
 
     verb: ClassVar[str] = "curvature"
+    computed: ClassVar[Mapping[str, str]] = {"density": "density_rows", "effective": "effective_rows"}
 
     matrix: str
     parameters: int
@@ -123,27 +123,15 @@ class Curvature(Result):
     layers: tuple[LayerCurvature, ...] = ()
     warnings: tuple[Flag, ...] = ()
 
-    def payload(self) -> CurvatureFields:
-        """The interface's fields, residuals and the number of products."""
-        return {
-            "matrix": self.matrix,
-            "parameters": self.parameters,
-            "trace": self.trace,
-            "trace_stderr": self.trace_stderr,
-            "top": self.top,
-            "top_residuals": self.top_residuals,
-            "density": [{"eigenvalue": value, "weight": weight} for value, weight in self.density],
-            "effective": [
-                {"epsilon": e, "value": value, "stderr": error} for e, value, error in self.effective
-            ],
-            "lowest": self.lowest,
-            "negative": self.negative,
-            "negative_stderr": self.negative_stderr,
-            "condition": self.condition,
-            "layers": self.layers,
-            "products": self.products,
-            "warnings": self.warnings,
-        }
+    @property
+    def density_rows(self) -> list[dict[str, float]]:
+        """``density`` as in the JSON form."""
+        return [{"eigenvalue": value, "weight": weight} for value, weight in self.density]
+
+    @property
+    def effective_rows(self) -> list[dict[str, float]]:
+        """``effective`` as in the JSON form."""
+        return [{"epsilon": e, "value": value, "stderr": error} for e, value, error in self.effective]
 
     def frame(self) -> pd.DataFrame:
         """One line per top eigenvalue, or with ``per_layer`` one per layer."""

@@ -13,29 +13,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from strati.comparison.damage import Finding
-    from strati.comparison.layer_statistics import CheckpointSeries, Difference, RoleDistribution, StandsOut
-    from strati.comparison.lineage_results import LineagePair, TreeEdge
-    from strati.comparison.matching import Unmatched
-    from strati.comparison.results import ComparedLayer, ComparedNetwork, LossPath, Movement
     from strati.core.results import Flag
     from strati.interventions.audit.audit import AuditConfig, MeanRow, MetricRow
     from strati.interventions.audit.orders import OrderRow
     from strati.interventions.audit.verdicts import Verdict
-    from strati.interventions.compress.costs import Quantity
-    from strati.interventions.compress.plan import PlannedLayer
-    from strati.interventions.compress.predict import PlanOutcome
-    from strati.io.checkpoint_file import Skipped
     from strati.io.roles import Role
     from strati.landscape.basis.modules import FoundModule
     from strati.landscape.basis.result import Kind
-    from strati.landscape.counts.result import Method
-    from strati.landscape.curvature import LayerCurvature
-    from strati.landscape.mlp.structure import LayerCount
-    from strati.spectra.head_pairs import ComparedHead, Composition
-    from strati.spectra.tokens import UnderTrainedToken
     from strati.spectra.verdicts import LayerState, Phase
-    from strati.tracking.result import Series
 
 
 class NetworkFields(TypedDict):
@@ -141,61 +126,6 @@ class PhaseEvidence(TypedDict):
     structure: Sequence[str]
 
 
-class ScanFields(TypedDict):
-    network: NetworkFields
-    layers: Sequence[ScannedLayer]
-    skipped: Sequence[Skipped]
-    warnings: Sequence[Flag]
-    tokens: NotRequired[Sequence[UnderTrainedToken]]
-    composition: NotRequired[Sequence[Composition]]
-
-
-class InspectFields(TypedDict):
-    network: NetworkFields
-    totals: Mapping[str, Any]
-    layers: Sequence[InspectedLayer]
-    others: Sequence[Mapping[str, Any]]
-    skipped: Sequence[Skipped]
-    warnings: Sequence[Flag]
-
-
-class CompareFields(TypedDict):
-    networks: Sequence[ComparedNetwork]
-    related: bool | None
-    removed_direction: int
-    matched_by: str
-    layers: Sequence[ComparedLayer]
-    roles: Sequence[Sequence[RoleDistribution]]
-    role_differences: Sequence[Sequence[Difference]]
-    movement: Movement | None
-    series: CheckpointSeries | None
-    stand_out: Sequence[StandsOut]
-    unmatched: Sequence[Unmatched]
-    warnings: Sequence[Flag]
-    path: LossPath | None
-    heads: Sequence[ComparedHead] | None
-    summary_text: str
-
-
-class LineageFields(TypedDict):
-    networks: Sequence[str]
-    pairs: Sequence[LineagePair]
-    tree: Sequence[TreeEdge]
-    summary_text: str
-
-
-class StudyFields(TypedDict):
-    name: str
-    units: int
-    done: int
-    failed: int
-    store: str | None
-    performance: Mapping[str, Any]
-    failures: Sequence[Failure]
-    calibration: Mapping[str, Any] | None
-    warnings: Sequence[Mapping[str, str]]
-
-
 class Failure(TypedDict):
     reason: str
     count: int
@@ -220,79 +150,8 @@ class AuditedStudy(TypedDict):
     units: int
 
 
-class PlanFields(TypedDict):
-    action: str
-    budget: str
-    layers: Sequence[PlannedLayer]
-    predicted: Mapping[str, Any]
-    uniform: Mapping[str, Any]
-    additivity: Mapping[str, Any]
-    performance: Mapping[str, Any]
-    size: Mapping[str, Any]
-    networks: Sequence[Mapping[str, Any]]
-    outcome: PlanOutcome
-    verdict: str
-    quantity: Quantity
-    screen: Mapping[str, Any] | None
-    exact: bool
-    frontier: Sequence[Mapping[str, Any]]
-    curves: Sequence[Mapping[str, Any]]
-    study: Mapping[str, Any]
-
-
-class DegeneracyFields(TypedDict):
-    layers: Sequence[LayerCount]
-    parameters: int
-    free: int
-    effective: int
-    sentence: str
-    method: Method
-    structural_free: int
-    free_elsewhere: int
-    free_from_few_data: int
-    free_by_structure: int
-    free_at_most: int | None
-    weakly_used: int | None
-    data: int
-    values: int | None
-    epsilon: float | None
-    effective_at_epsilon: int | None
-    skipped: Sequence[Mapping[str, str]]
-    warnings: Sequence[Flag]
-    llc: NotRequired[CoefficientFields]
-    scales: NotRequired[Sequence[ScaleFields]]
-
-
-class CoefficientFields(TypedDict):
-    """The local learning coefficient, alone and inside ``degeneracy``."""
-
-    estimate: float | None
-    stderr: float | None
-    nbeta: float
-    gamma: float
-    asymptotic: float | None
-    asymptotic_stderr: float | None
-    asymptotic_low: float | None
-    asymptotic_high: float | None
-    rhat: float | None
-    ess: float | None
-    chains: int
-    draws: int
-    reason: str | None
-    settings: Mapping[str, Any]
-    plan: Mapping[str, Any] | None
-    warnings: Sequence[Flag]
-    multiplicity: int | None
-    ladder: Sequence[Mapping[str, float | None]]
-    traces: NDArray[Any]
-
-
-class PartFields(CoefficientFields):
-    part: str
-
-
 class PartsFields(TypedDict):
-    parts: Sequence[PartFields]
+    parts: Sequence[Mapping[str, Any]]
     warnings: Sequence[Flag]
 
 
@@ -353,30 +212,6 @@ class ModulesFields(GraphFields):
     ablation: NotRequired[Any]
 
 
-class TrackFields(TypedDict):
-    steps: Sequence[float]
-    series: Sequence[Series]
-    changes: Sequence[Mapping[str, Any]]
-    settings: Mapping[str, Any]
-    failed: Sequence[Mapping[str, Any]]
-    store: str | None
-    warnings: Sequence[Flag]
-    spectra: Mapping[str, Any]
-    states: Mapping[str, Any]
-    layers: Sequence[Mapping[str, Any]]
-
-
-class CheckFields(TypedDict):
-    model: str
-    base: str | None
-    fail_on: Sequence[str]
-    fail_if: Sequence[str]
-    tensors: int
-    checked: int
-    found: Sequence[Finding]
-    passed: bool
-
-
 class SparsifyFields(TypedDict):
     kind: str
     data: int
@@ -424,22 +259,6 @@ class SeedOrderFields(TypedDict):
     mse: float
 
 
-class TransformerFields(TypedDict):
-    blocks: Sequence[Mapping[str, int]]
-    vectors: Sequence[Mapping[str, int]]
-    embedding: int | None
-    head: int | None
-    pairs: Sequence[Any]
-    order: Mapping[str, Any]
-    exact: bool | None
-    loss: float | None
-    uncertain: Sequence[int]
-    others: Mapping[str, int]
-    network: Mapping[str, Any]
-    seconds: Mapping[str, float]
-    warnings: Sequence[Flag]
-
-
 class IdentifyFields(TypedDict):
     piece: str
     role: str
@@ -462,36 +281,3 @@ class ShuffleFields(TypedDict):
     head: int | None
     others: Mapping[str, int]
     drop: Mapping[str, Any]
-
-
-class InfluenceFields(TypedDict):
-    kind: str
-    rows: Sequence[int | str]
-    labels: Sequence[int | str]
-    values: Sequence[Sequence[float | None]]
-    stderr: Sequence[Sequence[float | None]]
-    reason: str | None
-    waic: float | None
-    waic_stderr: float | None
-    fluctuation: float | None
-    fluctuation_stderr: float | None
-    settings: Mapping[str, Any]
-    warnings: Sequence[Flag]
-
-
-class CurvatureFields(TypedDict):
-    matrix: str
-    parameters: int
-    trace: float
-    trace_stderr: float
-    top: Sequence[float]
-    top_residuals: Sequence[float]
-    density: Sequence[Mapping[str, float]]
-    effective: Sequence[Mapping[str, float]]
-    lowest: float
-    negative: float
-    negative_stderr: float
-    condition: float | None
-    layers: Sequence[LayerCurvature]
-    products: int
-    warnings: Sequence[Flag]

@@ -369,11 +369,6 @@ class ScanEstimate(Result):
     memory: int
     largest: tuple[str, int, int] | None
 
-    def payload(self) -> dict[str, Any]:
-        """The fields of the JSON form."""
-        fields = ("path", "matrices", "bytes", "flops", "seconds", "workers", "memory", "largest")
-        return {name: getattr(self, name) for name in fields}
-
     def frame(self) -> pd.DataFrame:
         """One row."""
         import pandas as pd

@@ -6,7 +6,7 @@ resumable. The rows come in the network's order and with the same numbers whatev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from strati.io.checkpoint_file import Skipped
     from strati.io.layers import Layer
     from strati.io.network import Network, Openable
-    from strati.schemas.json_types import NetworkFields, ScanFields
+    from strati.schemas.json_types import NetworkFields, ScannedLayer
     from strati.spectra.head_pairs import Composition
     from strati.spectra.heads import HeadMatrix, ScannedHead
 
@@ -182,6 +182,9 @@ class Scan(Result):
         *("name", "role", "rows", "cols", "parameters", "state", "spikes", "stable_rank"),
         *("alpha", "alpha_stderr", "phase", "warnings"),
     )
+    omitted: ClassVar[tuple[str, ...]] = ("path", "format", "parameters", "tensors", "config", "view")
+    computed: ClassVar[Mapping[str, str]] = {"network": "network", "layers": "rows"}
+    optional: ClassVar[tuple[str, ...]] = ("tokens", "composition")
 
     path: str
     format: str
@@ -237,31 +240,24 @@ class Scan(Result):
             rows.append(row)
         return pd.DataFrame(rows) if rows else pd.DataFrame(columns=list(self.key_columns))
 
-    def payload(self) -> ScanFields:
-        """The fields of the JSON form."""
-        layers: list[Any] = []
-        for scanned in self.layers:
-            row = scanned.row()
-            if self.config.eigenvalues:
-                row["eigenvalues"] = scanned.spectrum.eigenvalues
-            layers.append(row)
-        network: NetworkFields = {
+    @property
+    def network(self) -> NetworkFields:
+        """The network, as in the JSON form."""
+        return {
             "path": self.path,
             "format": self.format,
             "parameters": self.parameters,
             "tensors": self.tensors,
         }
-        fields: ScanFields = {
-            "network": network,
-            "layers": layers,
-            "skipped": self.skipped,
-            "warnings": self.warnings,
-        }
-        if self.tokens is not None:
-            fields["tokens"] = self.tokens
-        if self.composition is not None:
-            fields["composition"] = self.composition
-        return fields
+
+    @property
+    def rows(self) -> Sequence[ScannedLayer]:
+        """The layers' fields of the JSON form, with eigenvalues if they were asked for."""
+        rows: list[Any] = [scanned.row() for scanned in self.layers]
+        if self.config.eigenvalues:
+            for row, scanned in zip(rows, self.layers, strict=True):
+                row["eigenvalues"] = scanned.spectrum.eigenvalues
+        return rows
 
     def summary(self) -> RenderableType:
         """What a terminal shows: the answer, a table with what is wrong marked, the next command."""

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
-    from strati.schemas.json_types import TrackFields
     from strati.tracking.checkpoints import Checkpoint
     from strati.tracking.config import TrackConfig
 
@@ -66,6 +65,12 @@ class Track(Result):
     """
 
     verb: ClassVar[str] = "track"
+    omitted: ClassVar[tuple[str, ...]] = ("curves", "breaks", "ends")
+    computed: ClassVar[Mapping[str, str]] = {
+        "series": "curves",
+        "changes": "breaks",
+        "layers": "layer_places",
+    }
 
     steps: tuple[float, ...]
     curves: tuple[Series, ...]
@@ -77,6 +82,11 @@ class Track(Result):
     spectra: Mapping[str, Any] = field(default_factory=dict)
     states: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
     ends: tuple[str, str] | None = None
+
+    @property
+    def layer_places(self) -> list[dict[str, str | int | None]]:
+        """Name, role and block of each layer, as in the JSON form."""
+        return places(s.layer for s in self.curves if s.layer is not None)
 
     @property
     def series(self) -> pd.DataFrame:
@@ -97,21 +107,6 @@ class Track(Result):
 
         columns = ["what", "layer", "step", "low", "high", "pvalue", "before", "after"]
         return pd.DataFrame(list(self.breaks), columns=columns)
-
-    def payload(self) -> TrackFields:
-        """Steps, series, changes, settings; what failed and why."""
-        return {
-            "steps": self.steps,
-            "series": self.curves,
-            "changes": self.breaks,
-            "settings": dict(self.settings),
-            "failed": self.failed,
-            "store": self.store,
-            "warnings": self.warnings,
-            "spectra": dict(self.spectra),
-            "states": dict(self.states),
-            "layers": places(s.layer for s in self.curves if s.layer is not None),
-        }
 
     def frame(self) -> pd.DataFrame:
         """The series, one row per step and series."""

@@ -55,10 +55,6 @@ class Applied(Result):
     seconds_after: float | None = None
     healed: Mapping[str, Any] | None = None
 
-    def payload(self) -> dict[str, Any]:
-        """All fields."""
-        return dict(vars(self))
-
     def frame(self) -> pd.DataFrame:
         """Before and after."""
         import pandas as pd

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 import numpy as np
 
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
         Prediction,
     )
     from strati.interventions.evaluator import Evaluator
-    from strati.schemas.json_types import PlanFields
 
 
 Format = Literal[
@@ -142,6 +141,7 @@ class Plan(Result):
     """One setting per layer that meets a budget, with what it is predicted to do."""
 
     verb: ClassVar[str] = "plan"
+    computed: ClassVar[Mapping[str, str]] = {"verdict": "verdict", "study": "study_place"}
 
     action: str
     budget: str
@@ -161,6 +161,15 @@ class Plan(Result):
     study: Study | None = field(default=None, repr=False, compare=False)
 
     @property
+    def study_place(self) -> dict[str, Any]:
+        """Where the study is, and its data's hash, as in the JSON form."""
+        study = self.study
+        if study is None:
+            return {"store": None, "data": None, "name": None}
+        store = None if study.store is None else str(Path(study.store).resolve())
+        return {"store": store, "data": dataclasses.asdict(study.origin.data), "name": study.name}
+
+    @property
     def choices(self) -> dict[str, str]:
         """Layer -> choice, of the layers that are changed."""
         return {layer.name: layer.choice for layer in self.layers if layer.choice != KEEP}
@@ -171,19 +180,6 @@ class Plan(Result):
         from strati.interventions.compress.summary import verdict_of
 
         return verdict_of(self)
-
-    def payload(self) -> PlanFields:
-        """Everything but the study itself, of which the place and the data's hash are kept."""
-        names = (
-            *("action", "budget", "layers", "predicted", "uniform", "additivity", "performance", "size"),
-            *("networks", "outcome", "verdict", "quantity", "exact", "frontier", "curves", "screen"),
-        )
-        data = None if self.study is None else dataclasses.asdict(self.study.origin.data)
-        store = (
-            None if self.study is None or self.study.store is None else str(Path(self.study.store).resolve())
-        )
-        about = {"store": store, "data": data, "name": self.study.name if self.study else None}
-        return cast("PlanFields", {name: getattr(self, name) for name in names} | {"study": about})
 
     def frame(self) -> pd.DataFrame:
         """One line per layer; of ``adapt`` with what was measured, or that it is a guess."""

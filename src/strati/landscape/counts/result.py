@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
-    from strati.schemas.json_types import DegeneracyFields
+    from strati.landscape.llc.estimate import LearningCoefficient
+    from strati.schemas.json_types import ScaleFields
+
 
 Method = Literal["exact", "structural"]
 BOUNDED = 0.9
@@ -91,6 +93,12 @@ class Degeneracy(Result):
         "jacobian_rank",
         "free",
     )
+    computed: ClassVar[Mapping[str, str]] = {
+        "effective": "effective",
+        "sentence": "sentence",
+        "skipped": "skipped_rows",
+    } | {"llc": "llc", "scales": "scale_rows"}
+    optional: ClassVar[tuple[str, ...]] = ("llc", "scales")
 
     layers: tuple[LayerCount, ...]
     parameters: int
@@ -108,8 +116,18 @@ class Degeneracy(Result):
     values: int | None = None
     skipped: tuple[tuple[str, str], ...] = ()
     warnings: tuple[Flag, ...] = ()
-    llc: Any = None
+    llc: LearningCoefficient | None = None
     scales: Any = None
+
+    @property
+    def skipped_rows(self) -> list[dict[str, str]]:
+        """``skipped`` as in the JSON form."""
+        return [{"name": name, "reason": reason} for name, reason in self.skipped]
+
+    @property
+    def scale_rows(self) -> list[ScaleFields] | None:
+        """``scales`` as in the JSON form."""
+        return None if self.scales is None else self.scales.payload()["scales"]
 
     @property
     def effective(self) -> int:
@@ -134,34 +152,6 @@ class Degeneracy(Result):
             )
         bound = "" if self.method == "exact" else "at most "
         return f"The network uses {bound}{self.effective:,} of {self.parameters:,} parameters on these data"
-
-    def payload(self) -> DegeneracyFields:
-        """The fields of INTERFACE, then method, structural count, epsilon, skipped and warnings."""
-        payload: DegeneracyFields = {
-            "layers": self.layers,
-            "parameters": self.parameters,
-            "free": self.free,
-            "effective": self.effective,
-            "sentence": self.sentence,
-            "method": self.method,
-            "structural_free": self.structural_free,
-            "free_elsewhere": self.free_elsewhere,
-            "free_from_few_data": self.free_from_few_data,
-            "free_by_structure": self.free_by_structure,
-            "free_at_most": self.free_at_most,
-            "weakly_used": self.weakly_used,
-            "data": self.data,
-            "values": self.values,
-            "epsilon": self.epsilon,
-            "effective_at_epsilon": self.effective_at_epsilon,
-            "skipped": [{"name": name, "reason": reason} for name, reason in self.skipped],
-            "warnings": self.warnings,
-        }
-        if self.llc is not None:
-            payload["llc"] = self.llc.payload()
-        if self.scales is not None:
-            payload["scales"] = self.scales.payload()["scales"]
-        return payload
 
     def frame(self) -> pd.DataFrame:
         """One row per layer."""

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from strati.core.results import FloatArray
-    from strati.schemas.json_types import InfluenceFields
 
 _SHOWN = 8  # rows of the summary's table
 
@@ -41,6 +40,7 @@ class Influence(Result):
     """
 
     verb: ClassVar[str] = "influence"
+    omitted: ClassVar[tuple[str, ...]] = ("square",)
 
     kind: str
     rows: tuple[int | str, ...]
@@ -55,23 +55,6 @@ class Influence(Result):
     fluctuation_stderr: float | None
     warnings: tuple[Flag, ...]
     settings: Mapping[str, Any]
-
-    def payload(self) -> InfluenceFields:
-        """The interface's fields, labels, errors of the scalars and the sampler's settings."""
-        return {
-            "kind": self.kind,
-            "rows": self.rows,
-            "labels": self.labels,
-            "values": self.values.tolist(),
-            "stderr": self.stderr.tolist(),
-            "reason": self.reason,
-            "waic": self.waic,
-            "waic_stderr": self.waic_stderr,
-            "fluctuation": self.fluctuation,
-            "fluctuation_stderr": self.fluctuation_stderr,
-            "settings": dict(self.settings),
-            "warnings": self.warnings,
-        }
 
     @property
     def label_name(self) -> str:

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pandas as pd
+    from numpy.typing import NDArray
     from rich.console import RenderableType
 
     from strati.landscape.llc.sampling_plan import SamplingPlan
-    from strati.schemas.json_types import CoefficientFields
 
 
 class NoEstimate(StrEnum):
@@ -101,6 +101,7 @@ class LearningCoefficient(Result):
     """
 
     verb: ClassVar[str] = "llc"
+    computed: ClassVar[Mapping[str, str]] = {"ladder": "ladder_rows", "traces": "thinned_traces"}
 
     estimate: float | None
     stderr: float | None
@@ -121,6 +122,17 @@ class LearningCoefficient(Result):
     ladder: tuple[tuple[float, float, float], ...]
     traces: Traces = dataclasses.field(repr=False)
     plan: SamplingPlan | None = None
+
+    @property
+    def ladder_rows(self) -> list[dict[str, float | None]]:
+        """``ladder`` as in the JSON form."""
+        return [{"nbeta": n, "lambda": v, "stderr": e} for n, v, e in self.ladder]
+
+    @property
+    def thinned_traces(self) -> NDArray[Any]:
+        """Some draws of ``nbeta (L - L*)``, as in the JSON form."""
+        step = -(-self.draws // tuning.TRACE_POINTS)
+        return np.round(self.traces.lambda_trace()[:, ::step], 6)
 
     def bic(self, loss: float, count: int) -> float | None:
         """The Bayesian information criterion with ``2 lambda`` for the number of parameters: ``2 n L + 2 lambda ln n``.
@@ -145,31 +157,6 @@ class LearningCoefficient(Result):
         """
         value = self.estimate if self.asymptotic is None else self.asymptotic
         return None if value is None else 2 * count * loss + 2 * value * math.log(count)
-
-    def payload(self) -> CoefficientFields:
-        """The interface's fields, the multiplicity, and thinned traces of ``nbeta (L - L*)``."""
-        step = -(-self.draws // tuning.TRACE_POINTS)
-        return {
-            "estimate": self.estimate,
-            "stderr": self.stderr,
-            "nbeta": self.nbeta,
-            "gamma": self.gamma,
-            "asymptotic": self.asymptotic,
-            "asymptotic_stderr": self.asymptotic_stderr,
-            "asymptotic_low": self.asymptotic_low,
-            "asymptotic_high": self.asymptotic_high,
-            "rhat": self.rhat,
-            "ess": self.ess,
-            "chains": self.chains,
-            "draws": self.draws,
-            "reason": self.reason,
-            "settings": dict(self.settings),
-            "plan": None if self.plan is None else dataclasses.asdict(self.plan),
-            "warnings": self.warnings,
-            "multiplicity": self.multiplicity,
-            "ladder": [{"nbeta": n, "lambda": v, "stderr": e} for n, v, e in self.ladder],
-            "traces": np.round(self.traces.lambda_trace()[:, ::step], 6),
-        }
 
     def frame(self) -> pd.DataFrame:
         """One line per temperature."""

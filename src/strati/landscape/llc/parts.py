@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
-    from strati.schemas.json_types import PartFields, PartsFields
+    from strati.schemas.json_types import PartsFields
 
 Head = tuple[int, int]
 """Block and head, both from 0."""
@@ -55,7 +55,7 @@ class PartCoefficients(Result):
 
     def payload(self) -> PartsFields:
         """The fields of each part's coefficient, and its name; what a reader must know about all of them."""
-        parts: list[PartFields] = [{"part": name, **part.payload()} for name, part in self.parts.items()]
+        parts = [{"part": name, **part.payload()} for name, part in self.parts.items()]
         return {"parts": parts, "warnings": self.warnings}
 
     @property

@@ -56,15 +56,6 @@ class Made(Result):
     loss: float
     permutation: tuple[int, ...]
 
-    def payload(self) -> dict[str, Any]:
-        """The folder, the recipe, the training error and the answer."""
-        return {
-            "folder": self.folder,
-            "recipe": self.recipe,
-            "loss": self.loss,
-            "permutation": self.permutation,
-        }
-
     def frame(self) -> pd.DataFrame:
         """The recipe, one line."""
         import pandas as pd

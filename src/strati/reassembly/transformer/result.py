@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from strati.reassembly.transformer.matrices import MatrixPairing
     from strati.reassembly.transformer.pieces import TransformerPieces
-    from strati.schemas.json_types import TransformerFields
 
 SURE_DIRECTION = 3.0
 """Nats from which the direction is called sure: odds of 20 to 1."""
@@ -51,6 +50,8 @@ class TransformerReassembly(Result):
     """
 
     verb: ClassVar[str] = "reassemble-transformer"
+    omitted: ClassVar[tuple[str, ...]] = ("pieces",)
+    computed: ClassVar[tuple[str, ...]] = ("network",)
 
     pieces: TransformerPieces
     blocks: tuple[Mapping[str, int], ...]
@@ -65,6 +66,16 @@ class TransformerReassembly(Result):
     uncertain: tuple[int, ...]
     seconds: Mapping[str, float]
     warnings: tuple[Flag, ...] = ()
+
+    @property
+    def network(self) -> dict[str, Any]:
+        """Its size, as in the JSON form."""
+        return {
+            "blocks": len(self.blocks),
+            "width": self.pieces.blueprint.width,
+            "heads": self.pieces.blueprint.heads,
+            "pieces": len(self.pieces.arrays),
+        }
 
     def place_of(self) -> dict[str, int]:
         """Tensor name to piece number: the whole network."""
@@ -87,29 +98,6 @@ class TransformerReassembly(Result):
     def save(self, path: str | Path) -> None:
         """Write the rebuilt network: a Hugging Face directory, or a file ending in ``.safetensors``."""
         _write_network(self, Path(path))
-
-    def payload(self) -> TransformerFields:
-        """The fields of INTERFACE.md, then what else there is to know."""
-        return {
-            "blocks": self.blocks,
-            "vectors": self.vectors,
-            "embedding": self.embedding,
-            "head": self.head,
-            "pairs": self.pairs,
-            "order": self.order,
-            "exact": self.exact,
-            "loss": self.loss,
-            "uncertain": self.uncertain,
-            "others": self.others,
-            "network": {
-                "blocks": len(self.blocks),
-                "width": self.pieces.blueprint.width,
-                "heads": self.pieces.blueprint.heads,
-                "pieces": len(self.pieces.arrays),
-            },
-            "seconds": self.seconds,
-            "warnings": self.warnings,
-        }
 
     def frame(self) -> pd.DataFrame:
         """One line per block: its matrices' pieces."""
