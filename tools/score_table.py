@@ -23,7 +23,7 @@ from strati import embedded
 from strati import interventions as iv
 from strati.interventions.audit.audit import AuditConfig
 from strati.interventions.audit.orders import OrderRow, order_rows
-from strati.interventions.study import Study, study
+from strati.interventions.study import study
 from strati.interventions.tasks import StudyData
 from strati.io.to_module import as_module
 from strati_reproductions.acting.subjects import ActingCase, resnet20, stories15m
@@ -109,25 +109,15 @@ def orders(name: str, folder: Path) -> list[OrderRow]:
     changes = [action for action, _, _ in ACTIONS.values()]
     if name == "mixture":
         changes.append(iv.drop_experts(expert=range(8)))
-    common: dict[str, Any] = {"performance": "loss", "batch": case.batch, "interventions": changes}
-    common |= {"layers": case.layers, "tick": lambda word: print(name, word, file=sys.stderr, flush=True)}
-    scored = study(
-        case.model, data=case.plan, metrics="all", htsr=True, out=folder / f"{name}-scores", **common
-    )
+    # Rows x are the calibration rows, from which all scores come; the loss is measured on the test rows.
+    data = replace(case.test, x=case.plan.x_test, y=case.plan.y_test)
     measured = study(
-        case.model, data=case.test, metrics=(), spectral=False, activations=False,
-        out=folder / f"{name}-loss", **common,
+        case.model, data=data, performance="loss", batch=case.batch, interventions=changes, layers=case.layers,
+        metrics="all", htsr=True, out=folder / name, tick=lambda word: print(name, word, file=sys.stderr, flush=True),
     )  # fmt: skip
-    return joined_orders(scored, measured)
-
-
-def joined_orders(scored: Study, measured: Study) -> list[OrderRow]:
-    """The orders of a study's scores against the losses of another study of the same changes."""
-    keys = ["network", "layer", "intervention", "setting", "draw"]
-    losses = measured.frame()[[*keys, "status", "performance"]]
-    table = scored.frame().drop(columns=["status", "performance"]).merge(losses, on=keys)
+    table = measured.frame()
     points = table[(table["status"] == "done") & (table["intervention"] != "intact")].reset_index(drop=True)
-    return order_rows(points, scored.metrics, measured.performance, AuditConfig())
+    return order_rows(points, measured.metrics, measured.performance, AuditConfig())
 
 
 def is_shown(row: OrderRow) -> bool:

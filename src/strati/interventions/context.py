@@ -13,18 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from strati.core.errors import BadInputError
 from strati.core.options import nearest
-from strati.core.rng import stream
-from strati.interventions.edits import LayerEdits, make_change, source_key, tensors_of
-from strati.interventions.kinds import KINDS, Point, make, read_setting
-from strati.interventions.targets import (
-    Target,
-    changed,
-    chosen_names,
-    find_targets,
-    tied_names,
-    values_of,
-)
+from strati.interventions.edits import tensors_of
+from strati.interventions.evaluator import Evaluator
+from strati.interventions.input_covariance import SequentialInputs
+from strati.interventions.kinds import KINDS, read_setting
+from strati.interventions.study_config import StudyConfig
+from strati.interventions.targets import chosen_names, find_targets, tied_names
 from strati.interventions.targets import dropped as identity_blocks
+from strati.interventions.tasks import calibration_data
 from strati.io.to_module import as_module
 
 if TYPE_CHECKING:
@@ -135,39 +131,20 @@ def intervened(
     model = as_module(model)
     tied = tied_names(model)  # a shared weight may be called by any of its names
     named = {tied.get(key.removesuffix(".weight"), key): value for key, value in settings.items()}
-    layer_settings = choices(find_targets(model), name, named)
-    others = {} if source is None else {f"{name}:source": tensors_of(source)}
+    names = [target.name for target in find_targets(model)]
+    choices: dict[str, dict[str, Any]] = {}
+    for key, value in named.items():
+        choices |= dict.fromkeys(chosen_names(names, key), _setting(name, value))
+    if name in KINDS and KINDS[name].source and source is None:
+        raise BadInputError(name, "needs source: the other network")
     inputs = None
     if calibration is not None:
-        from strati.interventions.input_covariance import SequentialInputs
-        from strati.interventions.study_config import StudyConfig
-        from strati.interventions.tasks import calibration_data
-
-        rows = calibration_data(calibration, model, StudyConfig().context)
-        inputs = SequentialInputs(model, rows.calibration_batches()).of
-    with ExitStack() as stack:
-        for target, setting in layer_settings:
-            intervention = make(name, setting, source=source)
-            point = Point(name, intervention.settings[0], 0)
-            if KINDS[name].source and source_key(intervention, point.setting) not in others:
-                raise BadInputError(name, "needs source: the other network")
-            layer = LayerEdits(target, values_of(model, target), inputs)
-            change = make_change(layer, intervention, point, stream(seed, name, target.name), others)
-            stack.enter_context(changed(model, target, change))
+        rows = calibration_data(calibration, model, StudyConfig.context)
+        inputs = SequentialInputs(model, rows.calibration_batches())
+    others = {} if source is None else {name: tensors_of(source)}
+    evaluator = Evaluator("model", model, calibration=inputs, others=others)
+    with evaluator.changed(name, {key: choices[key] for key in names if key in choices}, seed):
         yield model
-
-
-def choices(targets: Sequence[Target], name: str, settings: Settings) -> list[tuple[Target, dict[str, Any]]]:
-    """Which layer gets which setting.
-
-    Raises:
-        BadInputError: A key that is no layer, or a value that is no setting.
-    """
-    layer_settings: dict[str, dict[str, Any]] = {}
-    for key, value in settings.items():
-        matched = chosen_names([t.name for t in targets], key)
-        layer_settings |= dict.fromkeys(matched, _setting(name, value))
-    return [(t, layer_settings[t.name]) for t in targets if t.name in layer_settings]
 
 
 def tuple_length(model: nn.Module, name: str) -> int:

@@ -1,6 +1,7 @@
 """Evaluates a network, as it is or with interventions on some of its layers; the weights are restored afterwards.
 
-``study`` measures one layer at a time, ``plan`` and ``apply`` whole combinations; all of them score a network here.
+``study`` measures one layer at a time, ``plan`` and ``apply`` whole combinations; all of them score a network here. The
+context managers change networks through it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from strati.core.errors import BadInputError, UnsupportedError
+from strati.core.rng import stream
 from strati.interventions.cached_forward import ActivationCache, whole_scores
 from strati.interventions.edits import LayerEdits, Others, make_change, source_key, tensors_of
 from strati.interventions.experts import expert_change, score_experts
@@ -246,12 +248,14 @@ class Evaluator:
             return self.now()
 
     @contextmanager
-    def changed(self, action: str, choices: Mapping[str, str]) -> Iterator[None]:
+    def changed(
+        self, action: str, choices: Mapping[str, str | Mapping[str, Any]], seed: int = 0
+    ) -> Iterator[None]:
         """The network with a setting for every layer; afterwards its weights are back."""
-        with ExitStack() as stack, torch.no_grad():
+        with ExitStack() as stack:
             for layer, choice in choices.items():
                 if choice != KEEP:
-                    change = self.change(action, layer, choice)
+                    change = self.change(action, layer, choice, seed)
                     stack.enter_context(changed(self.model, self.target(layer), change))
             yield
 
@@ -269,10 +273,10 @@ class Evaluator:
     def _targets(self) -> dict[str, Target]:
         return {target.name: target for target in find_targets(self.model)} | dict(self.composites)
 
-    def change(self, action: str, layer: str, choice: str) -> Change:
-        """The change that a choice makes to a layer."""
+    def change(self, action: str, layer: str, choice: str | Mapping[str, Any], seed: int = 0) -> Change:
+        """The change that a choice makes to a layer; ``seed`` is of interventions with chance in them."""
         target = self.target(layer)
-        setting = {} if action == "drop" else read_setting(choice)
+        setting = {} if action == "drop" else read_setting(choice) if isinstance(choice, str) else choice
         source = "the study's" if action in ("swap", "adapt", "damp-intruders") else None
         intervention = make(action, setting, source=source)
         point = Point(intervention.name, intervention.settings[0])
@@ -280,7 +284,8 @@ class Evaluator:
             return self.expert_change(target, point)
         tensors = next(iter(self.others.values()), None)
         others = {} if tensors is None else {source_key(intervention, point.setting): tensors}
-        return make_change(self.edits(target), intervention, point, np.random.default_rng(0), others)
+        rng = stream(seed, action, layer)
+        return make_change(self.edits(target), intervention, point, rng, others)
 
     def expert_change(self, target: Target, point: Point) -> Change:
         """The change of a layer of experts; the scores that it goes by are those of the intact network.
