@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 import strati
-from strati.spectra.tokens import unused_rows
+from strati.spectra.tokens import _is_noise, unused_rows
 
 UNUSED = [0, 5, 6, 7, 13, 30, 31, 32, 62, 64, 66, 94, 96]
 """``<unk>`` and the characters that do not occur in Shakespeare: their embedding is the initial one, shrunk."""
@@ -137,3 +137,13 @@ def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{]")
     with pytest.raises(strati.StratiError, match=r"tokenizer\.json"):
         strati.scan(tmp_path, layers="lm_head", tokens=True)
+
+
+@pytest.mark.parametrize("shape", [(8, 40), (40, 40), (90, 20)])
+@pytest.mark.parametrize("planted", [0.0, 3.0])
+def test_residuals_of_any_shape_are_noise_unless_they_share_a_direction(
+    shape: tuple[int, int], planted: float
+) -> None:
+    rng = np.random.default_rng(sum(shape))
+    rows = rng.normal(size=shape) + planted * np.outer(rng.normal(size=shape[0]), rng.normal(size=shape[1]))
+    assert _is_noise(rows - rows.mean(axis=0), shape[1]) == (planted == 0)

@@ -272,5 +272,7 @@ def _grow(
 
 def _is_noise(residuals: FloatArray, columns: float) -> bool:
     """Whether residuals of a mean have no direction in common: their largest eigenvalue is that of noise."""
-    values = np.linalg.eigvalsh(residuals @ residuals.T)[1:]  # the mean takes one away
-    return bool(values[-1] <= _EDGE * values.mean() * (1 + np.sqrt(values.size / columns)) ** 2)
+    count = len(residuals) - 1  # the mean takes one away
+    wide = residuals if len(residuals) <= residuals.shape[1] else residuals.T
+    largest, mean = np.linalg.eigvalsh(wide @ wide.T)[-1], np.square(residuals).sum() / count
+    return bool(largest <= _EDGE * mean * (1 + np.sqrt(count / columns)) ** 2)
