@@ -58,7 +58,7 @@ class Refined:
 
 def refined_coefficients(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
     """Estimate the coefficients of every head and of two kinds of data at some checkpoints of ``in-context``."""
-    size, count = (QUICK, 3) if quick else (FULL, 8)
+    size, count = (QUICK, 3) if quick else (FULL, 5)
     home = folder.parent / "in-context"
     model, paths = train(size, seed, home, tick)
     _, held_out = split_text(size, home)
