@@ -14,7 +14,7 @@ import strati
 from strati.report.plots.spectra import alpha_over_xmin
 from strati.spectra import htsr
 from strati.spectra.layerwise import from_record, to_record
-from strati.spectra.noise_edges import upper_edge
+from strati.spectra.marchenko_pastur import upper_edge
 from strati.spectra.tail_tests import truncation_pvalue
 from strati.spectra.tails import Tail, exponents
 

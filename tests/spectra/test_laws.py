@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 
 from strati.core.errors import BadInputError
-from strati.spectra import marchenko_pastur, noise_edges
+from strati.spectra import marchenko_pastur
 
 
 @pytest.mark.parametrize("q", [1.0, 1.3, 4.0, 65.4])
@@ -38,13 +38,13 @@ def test_marchenko_pastur_moments() -> None:
 
 @pytest.mark.parametrize(("p", "value"), [(0.90, 0.4501), (0.95, 0.9793), (0.99, 2.0234)])
 def test_tracy_widom_published_quantiles(p: float, value: float) -> None:
-    assert noise_edges.tracy_widom_quantile(p) == pytest.approx(value, abs=1e-4)
-    assert noise_edges.tracy_widom_cdf(value) == pytest.approx(p, abs=1e-4)
+    assert marchenko_pastur.tracy_widom_quantile(p) == pytest.approx(value, abs=1e-4)
+    assert marchenko_pastur.tracy_widom_cdf(value) == pytest.approx(p, abs=1e-4)
 
 
 def test_tracy_widom_mean_and_variance() -> None:
     s = np.linspace(-9, 9, 1201)
-    mass = np.diff([noise_edges.tracy_widom_cdf(float(x)) for x in s])
+    mass = np.diff([marchenko_pastur.tracy_widom_cdf(float(x)) for x in s])
     middle = (s[1:] + s[:-1]) / 2
     mean = float(np.sum(mass * middle))
     assert mean == pytest.approx(-1.2065, abs=1e-3)
@@ -54,7 +54,7 @@ def test_tracy_widom_mean_and_variance() -> None:
 def test_largest_eigenvalue_of_noise_exceeds_the_edge_at_its_level() -> None:
     """2,000 draws at level 0.05: within four standard errors."""
     rng = np.random.default_rng(0)
-    edge = noise_edges.upper_edge(60, 40, level=0.05)
+    edge = marchenko_pastur.upper_edge(60, 40, level=0.05)
     beyond = sum(np.linalg.norm(rng.normal(size=(60, 40)), 2) ** 2 > edge for _ in range(2000)) / 2000
     assert abs(beyond - 0.05) < 4 * np.sqrt(0.05 * 0.95 / 2000)
 
@@ -62,4 +62,4 @@ def test_largest_eigenvalue_of_noise_exceeds_the_edge_at_its_level() -> None:
 @pytest.mark.parametrize("p", [0.0, 1.0, -1.0, float("nan")])
 def test_a_level_is_a_probability(p: float) -> None:
     with pytest.raises(BadInputError):
-        noise_edges.tracy_widom_quantile(p)
+        marchenko_pastur.tracy_widom_quantile(p)

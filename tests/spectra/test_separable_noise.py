@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strati.spectra import marchenko_pastur, noise_edges
-from strati.spectra.noise_edges import SeparableNoise
+from strati.spectra import marchenko_pastur
+from strati.spectra.marchenko_pastur import SeparableNoise
 
 
 @pytest.mark.parametrize("shape", [(100, 100), (400, 100), (1000, 30)])
@@ -19,7 +19,7 @@ def test_equal_sizes_are_marchenko_pastur(shape: tuple[int, int]) -> None:
     edge, scale = noise.upper_edge()
     assert edge == pytest.approx(high, rel=1e-9)
     assert noise.lower_edge() == pytest.approx(low, rel=1e-6, abs=1e-9)
-    centre, width = noise_edges.centre_and_scale(n, m)
+    centre, width = marchenko_pastur.centre_and_scale(n, m)
     assert scale == pytest.approx(0.25 * width, rel=0.02) and edge == pytest.approx(0.25 * centre, rel=0.02)
     assert noise.widening(level=0.01) == pytest.approx(1, abs=1e-9)
     assert noise.narrowing() == pytest.approx(1, abs=1e-6)
@@ -48,7 +48,7 @@ def test_largest_and_smallest_eigenvalue_of_simulated_noise(sides: str) -> None:
         ends.append(np.linalg.eigvalsh(W.T @ W)[[0, -1]])
     smallest, largest = np.mean(ends, axis=0)
     edge, scale = noise.upper_edge()
-    assert largest == pytest.approx(edge + noise_edges.TRACY_WIDOM_MEAN * scale, rel=0.03)
+    assert largest == pytest.approx(edge + marchenko_pastur.TRACY_WIDOM_MEAN * scale, rel=0.03)
     assert smallest == pytest.approx(noise.lower_edge(), rel=0.15)
     moment = np.sum(np.linalg.eigvalsh(W.T @ W) ** 2)
     assert moment == pytest.approx(noise.second_moment(), rel=0.05)

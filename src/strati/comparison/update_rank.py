@@ -28,7 +28,7 @@ import numpy as np
 import scipy.linalg
 
 from strati.io.quantised.rounding_error import largest_singular_value
-from strati.spectra.noise_edges import (
+from strati.spectra.marchenko_pastur import (
     TRACY_WIDOM_MEAN,
     TRACY_WIDOM_VARIANCE,
     tracy_widom_cdf,

@@ -99,6 +99,14 @@ class Layer:
         return self.network.contents.adapters.get(self.tensor)
 
     @property
+    def has_token_rows(self) -> bool:
+        """Whether it has one row per token: an embedding, or a head with as many rows as one."""
+        if self.role not in (Role.EMBEDDING, Role.HEAD) or self.adapter is not None or self.count != 1:
+            return False
+        embeddings = (layer for layer in self.network.layers() if layer.role is Role.EMBEDDING)
+        return self.role is Role.EMBEDDING or any(x.shape[0] == self.shape[0] for x in embeddings)
+
+    @property
     def parameters(self) -> int:
         """Number of its entries; of a low-rank update, those of its two factors."""
         update = self.adapter

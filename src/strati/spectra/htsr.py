@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.core.rng import stream
-from strati.spectra.noise_edges import upper_edge
+from strati.spectra.marchenko_pastur import upper_edge
 from strati.spectra.tail_tests import compare_laws
 
 if TYPE_CHECKING:

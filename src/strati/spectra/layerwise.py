@@ -37,7 +37,7 @@ from strati.spectra.noise_model import NoiseModel
 from strati.spectra.noise_structure import Departure, Violation
 from strati.spectra.spectrum import Spectrum, SpectrumConfig, spectrum
 from strati.spectra.tails import EntryTail, Tail
-from strati.spectra.tokens import TOKEN_ROLES, holds_tokens, note_unused_rows
+from strati.spectra.tokens import note_unused_rows
 from strati.spectra.verdicts import Cause, Phase, PhaseVerdict
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ def _describe(layer: Layer) -> dict[str, Any]:
     """What the spectrum of a layer depends on beside its weights and the options."""
     # A quantised layer comes as what it is decoded to, so it has no dtype of its own.
     dtype = None if layer.quantised else layer.dtype
-    return {"name": layer.name, "dtype": dtype, "tokens": layer.role in TOKEN_ROLES and holds_tokens(layer)}
+    return {"name": layer.name, "dtype": dtype, "tokens": layer.has_token_rows}
 
 
 def _spectrum(source: Any, layer: Mapping[str, Any], options: SpectrumConfig) -> Spectrum:

@@ -13,7 +13,7 @@ without any signal. :func:`noise_model` works in four steps:
    by ``2/M``) and against the same entries in random order; correlation of rows and columns some places apart; large
    entries placed more evenly than chance would (a diagonal); the share of exact zeros.
 4. Where any of it is beyond chance, the edge is that of noise with these sizes and correlations
-   (:class:`~strati.spectra.noise_edges.SeparableNoise`), and spikes and quasi-null directions are counted anew.
+   (:class:`~strati.spectra.marchenko_pastur.SeparableNoise`), and spikes and quasi-null directions are counted anew.
 """
 
 from __future__ import annotations

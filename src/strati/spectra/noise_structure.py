@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.spectra.eigenvalues import gram
-from strati.spectra.noise_edges import SeparableNoise, upper_edge
+from strati.spectra.marchenko_pastur import SeparableNoise, upper_edge
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

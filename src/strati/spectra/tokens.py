@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.core.errors import BadInputError
-from strati.io.roles import Role
 from strati.spectra.eigenvalues import eigenvalues, spacing, widest_gap
 from strati.spectra.verdicts import USUAL_IN_EMBEDDINGS, faults, unused_rows_flag
 
@@ -33,9 +32,6 @@ if TYPE_CHECKING:
     from strati.io.network import Network
     from strati.spectra.eigenvalues import Source
     from strati.spectra.spectrum import Spectrum
-
-TOKEN_ROLES = (Role.EMBEDDING, Role.HEAD)
-"""Roles of layers that may have one row per token."""
 
 FEWEST_ROWS = 4
 """Rows from which a group counts: three rows that are close to each other are often tokens of one meaning."""
@@ -140,7 +136,7 @@ def under_trained_tokens(
     texts = _token_texts(network)
     tokens = []
     for layer in layers:
-        if not holds_tokens(layer):
+        if not layer.has_token_rows:
             continue
         (matrix,) = layer.matrices()
         for group in unused_rows(matrix, level=level):
@@ -172,16 +168,6 @@ def _token_texts(network: Network) -> dict[int, str]:
         return texts | {entry["id"]: entry["content"] for entry in tokenizer.get("added_tokens") or ()}
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise BadInputError(path, f"is not a tokenizer that can be read ({error}); move it away") from error
-
-
-def holds_tokens(layer: Layer) -> bool:
-    """Whether a layer has one row per token: an embedding, or a head with as many rows as one."""
-    if layer.adapter is not None or layer.count != 1:
-        return False
-    if layer.role is Role.HEAD:
-        embeddings = (other for other in layer.network.layers() if other.role is Role.EMBEDDING)
-        return any(other.shape[0] == layer.shape[0] for other in embeddings)
-    return layer.role is Role.EMBEDDING
 
 
 def note_unused_rows(spectrum: Spectrum, source: Source) -> Spectrum:
