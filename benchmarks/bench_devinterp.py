@@ -1,16 +1,17 @@
 """A transformer's learning coefficient on tokens by ``strati llc`` and by devinterp 2.0.1, at the same settings.
 
-    python benchmarks/bench_devinterp.py [--quick] [--only compare|steps] [--picture FILE]
+    python benchmarks/bench_devinterp.py [--quick] [--only compare|steps] [--size 0|1] [--picture FILE]
 
 Same network, data, ``nbeta``, ``gamma``, chains, draws and minibatch for both; devinterp (from .venv-oracles, ``make
 oracles``) gets the step that strati calibrates, and as many steps before the first draw that counts. For each tool:
 the mean over draws with the spread over seeds; CPU seconds of an estimate, strati's calibration included; effective
-samples (bulk ESS of ArviZ) of the loss over the same 32 windows at every second draw, from a second run with the same
-seed; CPU time and gradients per effective sample. The loss of minibatches, whose noise hides the chain's memory, has
-another ESS, which is printed beside it.
+samples (bulk ESS of ArviZ) of the loss over the same 32 windows at every second draw (the time of these evaluations
+is not counted; devinterp makes them in a second run with the same seed); CPU time and gradients per effective sample.
+The loss of minibatches, whose noise hides the chain's memory, has another ESS, which is printed beside it.
 
-Then both tools at the step, a half, a quarter and an eighth of it. A Langevin step of finite length heats; strati takes
-off what that adds to first order, devinterp leaves it in, so devinterp's values approach strati's.
+Then both tools at the step, a half, a quarter and an eighth of it. A Langevin step of finite length and the noise of
+minibatches heat. strati's integrator avoids the first and its correction takes off the second to first order, devinterp
+leaves both in, so devinterp's values approach strati's.
 """
 
 from __future__ import annotations
@@ -100,6 +101,7 @@ class SameWindows:
     def __init__(self, case: Case) -> None:
         self.part = case.loss.part(slice(0, WINDOWS))
         self.losses: dict[int, list[float]] = {}
+        self.seconds = 0.0
 
     def restart(self) -> None:
         """Forget all draws so far."""
@@ -107,15 +109,18 @@ class SameWindows:
 
     def observe(self, first: int, offsets: torch.Tensor) -> None:
         """Evaluate the loss at the chains' offsets."""
+        start = time.process_time()
         with torch.no_grad():
             for chain, offset in enumerate(offsets, first):
                 self.losses.setdefault(chain, []).append(float(self.part(self.part.flat.theta + offset)))
+        self.seconds += time.process_time() - start
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", choices=["compare", "steps"], help="one of the two tables")
+    parser.add_argument("--size", type=int, choices=[0, 1], help="the small or the large network alone")
     parser.add_argument("--picture", type=Path, help="draw the table over steps into this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -124,13 +129,15 @@ def main() -> None:
     print(
         f"learning coefficient of a GPT-2 on 256 windows of 64 tokens, {CHAINS} chains, minibatches of {BATCH} windows"
     )
-    seeds, draws = (1, 100) if options.quick else (4, 200)
-    for place, (width, layers) in enumerate(((64, 2),) if options.quick else ((64, 2), (160, 3))):
+    seeds, draws = (1, 100) if options.quick else (3, 200)
+    for place, (width, layers) in enumerate(((64, 2), (160, 3))):
+        if options.size not in (None, place) or (options.quick and place > 0):
+            continue
         case = trained_case(width, layers)
         print(f"{case.loss.flat.size} parameters, nbeta {case.nbeta:.4g}, gamma {GAMMA:g}")
         step = None
         if options.only != "steps":
-            step = compare(case, seeds if place == 0 else max(1, seeds // 2), draws)
+            step = compare(case, seeds, draws if place == 0 else draws // 2)
         if place == 0 and options.only != "compare":
             over_steps(case, step, draws, options.picture)
 
@@ -150,12 +157,11 @@ def compare(case: Case, seeds: int, draws: int) -> float:
     records = []
     for seed in range(seeds):
         settings = case.settings(draws=draws, seed=seed)
-        start = time.process_time()
-        traces = draw(case.loss, case.loss.flat.theta, settings)
-        seconds = time.process_time() - start
         stride, tuning.POSITION_STRIDE = tuning.POSITION_STRIDE, STRIDE
         observer = SameWindows(case)
-        draw(case.loss, case.loss.flat.theta, settings, observer=observer)
+        start = time.process_time()
+        traces = draw(case.loss, case.loss.flat.theta, settings, observer=observer)
+        seconds = time.process_time() - start - observer.seconds
         tuning.POSITION_STRIDE = stride
         records.append(
             {

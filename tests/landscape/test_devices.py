@@ -120,7 +120,7 @@ def test_a_langevin_step_stays_on_the_models_device(monkeypatch: pytest.MonkeyPa
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             steps = SGLDKernel.__new__(SGLDKernel)
             steps.theta, steps.scale = cuda(mode, 6), cuda(mode, 6) if scaled else None
-            steps.step, steps.gamma, steps.nbeta, steps.rotation, steps.pulled = 0.1, 1.0, 10.0, None, 0.1
+            steps.step, steps.gamma, steps.nbeta, steps.rotation, steps.noise = 0.1, 1.0, 10.0, None, 0.1
             steps.gradient = lambda offset, batch: (offset.sum(1), 2 * offset)  # type: ignore[method-assign]
             offset = cuda(mode, 3, 6)
             value, heating = steps.advance(offset, (cuda(mode, 4, 2), cuda(mode, 4)), torch.Generator())

@@ -351,3 +351,22 @@ def test_a_wrong_command_is_one_line_and_exit_code_2(files, words):
     )
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert done.stderr.strip().splitlines()[-1].startswith(("strati: error:", "Error:"))
+
+
+def test_memory_does_not_grow_with_the_number_of_draws() -> None:
+    """Joined batches give the covariance and R-hat of all draws, and a bounded number of means is kept."""
+    from strati.landscape.influence.covariances import BatchMoments, split_rhat
+
+    draws = torch.randn(4000, 2, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    joined, plain = BatchMoments(5, most=1000), BatchMoments(5)
+    sizes = []
+    for number, values in enumerate(draws):
+        joined.add(0, values)
+        plain.add(0, values)
+        if number in (999, 3999):
+            sizes.append(sum(mean.numel() for batch in joined._batches[0] for mean in batch))
+    assert max(sizes) <= 2 * 1000
+    for few, many in zip(joined.stacked(), plain.stacked(), strict=True):
+        used = len(few) * (joined.length // 5)
+        np.testing.assert_allclose(few.mean(0), many[:used].mean(0), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(split_rhat(joined), split_rhat(plain), atol=0.01)

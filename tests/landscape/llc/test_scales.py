@@ -132,3 +132,18 @@ def test_seed_scale_is_the_variance_between_networks():
 def test_bad_scales_are_refused(scales):
     with pytest.raises(BadInputError):
         strati.effective_parameters(nn.Linear(1, 1), torch.ones(3, 1), scales=scales)
+
+
+@pytest.mark.thorough
+def test_the_time_budget_holds_for_all_scales_together():
+    """Five scales of a network of 3,010 parameters take minutes without a budget."""
+    import time
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 40), nn.Tanh(), nn.Linear(40, 10))
+    x = torch.randn(100, 64)
+    strati.effective_parameters(model, x, scales=[1e-2], seconds=0.5)  # imports are not counted
+    start = time.perf_counter()
+    curve = strati.effective_parameters(model, x, seconds=4.0)
+    assert time.perf_counter() - start < 8.0
+    assert len(curve.rows) == 5 and all(row.gauss_newton is not None for row in curve.rows)

@@ -1,10 +1,10 @@
 """Covariances of losses over chains of draws, from running sums, with errors by the method of batch means.
 
-Each chain is cut into batches of consecutive draws. Of every batch the mean product ``P_b`` enters running sums, the
-means and second moments of each column are kept. The covariance is ``mean P - A B`` plus the covariance of the means
-``A`` and ``B`` (which makes it unbiased), and its error is the spread over batches of its influence function
-``P_b - A b_b - B a_b``, which follows from these sums. Memory grows with the number of entries and of batches, not of
-draws.
+Each chain is cut into batches of consecutive draws. Of every batch the mean product ``P_b``, the means and the second
+moments of the columns enter running sums of their products. The covariance is ``mean P - A B`` plus the covariance of
+the means ``A`` and ``B`` (which makes it unbiased), and its error is the spread over batches of its influence function
+``P_b - A b_b - B a_b``, which follows from these sums. Memory grows with the number of entries, not of draws: means of
+columns are kept for a bounded number of batches, which are joined in pairs when there are more.
 """
 
 from __future__ import annotations
@@ -26,43 +26,75 @@ FEWEST_BATCHES = 8
 """Of all chains together: fewer give no error."""
 
 _MOST_CORRELATED = 0.9  # neighbouring batches
+_KEPT_NUMBERS = 1 << 24  # of one function of all columns, over the batches that are kept
+_WAITING_NUMBERS = 1 << 22  # of draws that wait for a matrix product
+_FEW_COLUMNS = 256  # of which all batches are kept, for the correlation of neighbours
 
 
 class BatchMoments:
     """Means of functions of columns over batches of consecutive draws of each chain.
 
+    When the means of all batches are more numbers than may be kept, neighbouring batches are joined.
+
     Args:
-        length: Draws per batch.
+        length: Draws per batch, at first.
         functions: Of the draws; by default themselves and their squares.
+        most: Numbers that are kept of one function; at least four batches are.
     """
 
     def __init__(
-        self, length: int, functions: Sequence[Callable[[Tensor], Tensor]] = (torch.clone, torch.square)
+        self,
+        length: int,
+        functions: Sequence[Callable[[Tensor], Tensor]] = (torch.clone, torch.square),
+        *,
+        most: int = _KEPT_NUMBERS,
     ) -> None:
-        self.length, self._functions = length, functions
-        self._waiting: dict[int, list[Tensor]] = {}
-        self._means: list[dict[int, list[Tensor]]] = [{} for _ in functions]
+        self.length, self._functions, self._most = length, functions, most
+        self._sums: dict[int, list[Tensor]] = {}
+        self._counts: dict[int, int] = {}
+        self._batches: dict[int, list[list[Tensor]]] = {}
+        self._lengths: dict[int, int] = {}
 
-    def add(self, first: int, values: Tensor) -> tuple[Tensor, list[Tensor]] | None:
-        """Count a draw ``(chains, columns)`` of the chains from number ``first`` on.
+    def add(self, first: int, values: Tensor) -> None:
+        """Count a draw ``(chains, columns)`` of the chains from number ``first`` on."""
+        sums = [function(values) for function in self._functions]
+        if first in self._sums:
+            sums = [total.add_(new) for total, new in zip(self._sums[first], sums, strict=True)]
+        self._sums[first] = sums
+        self._counts[first] = self._counts.get(first, 0) + 1
+        length = self._lengths.setdefault(first, self.length)
+        if self._counts[first] < length:
+            return
+        del self._counts[first], self._sums[first]
+        batches = self._batches.setdefault(first, [])
+        batches.append([total.div_(length) for total in sums])
+        if len(batches) >= max(4, self._most // values.numel() // 2 * 2):
+            self._join(first)
 
-        Returns:
-            Where it completes a batch, its draws ``(draws, chains, columns)`` and the means of the functions.
-        """
-        waiting = self._waiting.setdefault(first, [])
-        waiting.append(values)
-        if len(waiting) < self.length:
-            return None
-        draws = torch.stack(waiting)
-        waiting.clear()
-        means = [function(draws).mean(0) for function in self._functions]
-        for batches, mean in zip(self._means, means, strict=True):
-            batches.setdefault(first, []).append(mean)
-        return draws, means
+    def _join(self, first: int) -> None:
+        batches = self._batches[first]
+        pairs = zip(batches[::2], batches[1::2], strict=False)
+        self._batches[first] = [
+            [(a + b).div_(2) for a, b in zip(early, late, strict=True)] for early, late in pairs
+        ]
+        self._lengths[first] *= 2
 
     def stacked(self) -> list[FloatArray]:
-        """The means of each function as ``(batches, chains, columns)``."""
-        return [_stacked(batches) for batches in self._means]
+        """The means of each function as ``(batches, chains, columns)``; chains are brought to one length of batches."""
+        longest = max(self._lengths.values(), default=self.length)
+        for first in self._batches:
+            while self._lengths[first] < longest:
+                self._join(first)
+        self.length = longest
+        fewest = min((len(batches) for batches in self._batches.values()), default=0)
+        stacked = []
+        for number in range(len(self._functions)):
+            chains = [
+                torch.stack([batch[number] for batch in self._batches[first][:fewest]])
+                for first in sorted(self._batches)
+            ]
+            stacked.append(torch.cat(chains, dim=1).double().cpu().numpy())
+        return stacked
 
 
 class Covariances:
@@ -84,58 +116,78 @@ class Covariances:
     """
 
     def __init__(self, length: int, *, kernel: bool) -> None:
-        self.kernel, self.batches = kernel, 0
+        self.length, self.kernel, self.batches = length, kernel, 0
         self.left, self.right = BatchMoments(length), BatchMoments(length)
-        self._sums: list[Tensor] = []
+        self._few = BatchMoments(length, [torch.clone], most=1 << 40)
+        self._waiting: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self._open: dict[int, tuple[int, list[Tensor]]] = {}
+        self._means: list[Tensor] = []
+        self._pairs: dict[tuple[int, int], Tensor] = {}
 
     def add(self, first: int, left: Tensor, right: Tensor) -> None:
         """Count a draw of the chains from number ``first`` on: ``(chains, q)`` and ``(chains, n)``."""
-        batch_a, batch_b = self.left.add(first, left), self.right.add(first, right)
-        if batch_a is None or batch_b is None:
+        self.left.add(first, left)
+        self.right.add(first, right)
+        self._few.add(first, right[:, :: -(-right.shape[1] // _FEW_COLUMNS)])
+        waiting = self._waiting.setdefault(first, [])
+        waiting.append((left, right))
+        draws, sums = self._open.get(first, (0, []))
+        complete = draws + len(waiting) == self.length
+        if not complete and len(waiting) * right.numel() < _WAITING_NUMBERS:
             return
-        a, b = batch_a[0], batch_b[0]
-        moments = [*batch_a[1], *batch_b[1]]
-        for chain in range(a.shape[1]):
-            product = a[:, chain].T @ b[:, chain] / len(a)
-            mean_a, square_a, mean_b, square_b = (moment[chain] for moment in moments)
-            factors = [product, mean_a[:, None], mean_b[None]]
-            factors += [square_a[:, None], square_b[None]] if self.kernel else []
-            if not self._sums:
-                self._sums = [torch.zeros_like(product) for _ in range(1 + len(factors))]
-            self._sums[0] += product
-            for total, factor in zip(self._sums[1:], factors, strict=True):
-                total.addcmul_(product, factor.expand_as(product))
-            self.batches += 1
+        a, b = (torch.stack([pair[side] for pair in waiting], dim=1) for side in (0, 1))
+        new = [torch.einsum("cdi,cdj->cij", a, b), a.sum(1)[:, :, None], b.sum(1)[:, None]]
+        new += [a.square().sum(1)[:, :, None], b.square().sum(1)[:, None]] if self.kernel else []
+        sums = [total.add_(part) for total, part in zip(sums, new, strict=True)] if sums else new
+        self._open[first] = (draws + len(waiting), sums)
+        waiting.clear()
+        if complete:
+            del self._open[first]
+            for chain in range(len(left)):
+                self._count([total[chain] / self.length for total in sums])
+
+    def _count(self, means: list[Tensor]) -> None:
+        """Count one batch of one chain: mean product, means and, for correlations, mean squares of the columns."""
+        self.batches += 1
+        self._means = self._means or [torch.zeros_like(mean) for mean in means]
+        for number, mean in enumerate(means):
+            self._means[number] += mean
+            for other in range(number, len(means)):
+                product = mean * means[other]
+                if (number, other) in self._pairs:
+                    self._pairs[number, other] += product
+                else:
+                    self._pairs[number, other] = product
+
+    def _covariance(self, first: int, second: int) -> FloatArray:
+        """Over batches, of two of the means that :meth:`_count` takes."""
+        product = self._pairs[first, second] / self.batches
+        product -= self._means[first] * self._means[second] / self.batches**2
+        matrix: FloatArray = product.cpu().numpy()
+        return matrix
 
     def covariances(self) -> Entries:
         """``Cov(left_i, right_j)``, or with ``kernel`` the correlations, and their standard errors."""
-        (mean_a, square_a), (mean_b, square_b) = self.left.stacked(), self.right.stacked()
-        correlated = correlation_of_batches(mean_b)
         count = self.batches
-        a, b, va, vb = (x.reshape(count, -1) for x in (mean_a, mean_b, square_a, square_b))
-        sums = [total.cpu().numpy() / count for total in self._sums]
-        product = sums[0]
-        centre_a, centre_b = a.mean(0)[:, None], b.mean(0)[None]
-        values = product - centre_a * centre_b + (a - a.mean(0)).T @ (b - b.mean(0)) / (count * (count - 1))
-        weights: list[FloatArray | float] = [1.0, -centre_b, -centre_a]
+        product, a, b, *squares = (total.cpu().numpy() / count for total in self._means)
+        values = product - a * b + self._covariance(1, 2) / (count - 1)
+        weights: list[FloatArray | float] = [1.0, -b, -a]
         if self.kernel:
-            spread_a = np.sqrt(_variances(a, va))[:, None]
-            spread_b = np.sqrt(_variances(b, vb))[None]
-            scale = np.where(spread_a * spread_b > 0, spread_a * spread_b, np.nan)
+            var_a, var_b = (
+                np.clip(square - mean**2 + self._covariance(k, k) / (count - 1), 0, None)
+                for k, square, mean in zip((1, 2), squares, (a, b), strict=True)
+            )
+            scale = np.where(var_a * var_b > 0, np.sqrt(var_a * var_b), np.nan)
             values = values / scale
-            of_a, of_b = -values / (2 * spread_a**2), -values / (2 * spread_b**2)
-            weights = [w / scale for w in weights]
-            weights = [
-                weights[0],
-                weights[1] - 2 * centre_a * of_a,
-                weights[2] - 2 * centre_b * of_b,
-                of_a,
-                of_b,
-            ]
-        sides = [(a, None), (None, b), (va, None), (None, vb)][: len(weights) - 1]
-        variance = _quadratic_form(product, sums[1:], sides, weights)
-        error = np.sqrt(np.clip(variance, 0, None) / (count - 1)) * correlated
-        return Entries(values, error)
+            of_a, of_b = -values / (2 * var_a), -values / (2 * var_b)
+            plain = [weight / scale for weight in weights]
+            weights = [plain[0], plain[1] - 2 * a * of_a, plain[2] - 2 * b * of_b, of_a, of_b]
+        variance = np.zeros_like(values)
+        for first, second in self._pairs:
+            twice = 1 if first == second else 2
+            variance += twice * weights[first] * weights[second] * self._covariance(first, second)
+        correlated = correlation_of_batches(self._few.stacked()[0])
+        return Entries(values, np.sqrt(np.clip(variance, 0, None) / (count - 1)) * correlated)
 
 
 @dataclass(frozen=True)
@@ -144,31 +196,6 @@ class Entries:
 
     values: FloatArray
     stderr: FloatArray
-
-
-def _quadratic_form(
-    product: FloatArray,
-    sums: Sequence[FloatArray],
-    sides: Sequence[tuple[FloatArray | None, FloatArray | None]],
-    weights: Sequence[FloatArray | float],
-) -> FloatArray:
-    """The variance over batches of ``w_0 P_b + sum_k w_k f_k``, with ``f_k`` of a left or of a right column."""
-    variance: FloatArray = weights[0] * weights[0] * (sums[0] - product**2)
-    for k, (left, right) in enumerate(sides):
-        mean = left.mean(0)[:, None] if left is not None else right.mean(0)[None]  # type: ignore[union-attr]
-        variance = variance + 2 * weights[0] * weights[k + 1] * (sums[k + 1] - product * mean)
-        for m, (other_left, other_right) in enumerate(sides):
-            if left is not None and other_left is not None:
-                both = _centred_mean(left, other_left)[:, None]
-            elif right is not None and other_right is not None:
-                both = _centred_mean(right, other_right)[None]
-            elif left is not None and other_right is not None:
-                both = _centred(left).T @ _centred(other_right) / len(left)
-            else:
-                continue  # the same pair the other way round
-            twice = 2 if left is not None and other_right is not None else 1
-            variance = variance + twice * weights[k + 1] * weights[m + 1] * both
-    return variance
 
 
 def correlation_of_batches(means: FloatArray) -> float:
@@ -202,25 +229,3 @@ def split_rhat(moments: BatchMoments) -> FloatArray:
         ratio = np.where(inside > 0, between / inside, np.where(between > 0, np.inf, 0.0))
     rhat: FloatArray = np.sqrt((draws - 1) / draws + ratio)
     return rhat
-
-
-def _variances(means: FloatArray, squares: FloatArray) -> FloatArray:
-    """Unbiased variances of columns."""
-    count = len(means)
-    plain = squares.mean(0) - means.mean(0) ** 2 + means.var(0, ddof=1) / count
-    return np.asarray(np.clip(plain, 0, None))
-
-
-def _centred(columns: FloatArray) -> FloatArray:
-    return np.asarray(columns - columns.mean(0))
-
-
-def _centred_mean(left: FloatArray, right: FloatArray) -> FloatArray:
-    return np.asarray((_centred(left) * _centred(right)).mean(0))
-
-
-def _stacked(parts: dict[int, list[Tensor]]) -> FloatArray:
-    fewest = min((len(batches) for batches in parts.values()), default=0)
-    columns = [torch.stack(parts[first][:fewest], dim=0) for first in sorted(parts)]
-    stacked: FloatArray = torch.cat(columns, dim=1).double().cpu().numpy()
-    return stacked

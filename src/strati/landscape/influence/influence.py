@@ -299,7 +299,8 @@ class Recorder:
         if self.file is not None:
             self.file.write(first, right)
         self.sums.add(first, left, right)
-        self.terms.add(first, terms)
+        if not self.mean:  # susceptibilities come without WAIC
+            self.terms.add(first, terms)
 
     def estimates(self, traces: Traces, settings: LLCConfig) -> Estimates:
         """Covariances with errors, or why there are none."""
@@ -327,7 +328,8 @@ class Recorder:
         if undefined.any() and reason is None:
             reason = "some losses do not vary, or are not finite"
         values, errors = (np.where(undefined, np.nan, part) for part in (entries.values, entries.stderr))
-        scalars = self._waic(float(traces.nbeta[traces.main]))
+        none = (None, None, None, None)
+        scalars = none if self.mean else self._waic(float(traces.nbeta[traces.main]))
         return Estimates(values, errors, reason, *scalars, flags)
 
     def _waic(self, nbeta: float) -> tuple[float, float, float, float]:

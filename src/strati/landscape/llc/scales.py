@@ -340,7 +340,7 @@ def effective_parameters(
         scales: The ``eps``; five decades below the variance of the outputs by default.
         loss: ``"behavioural-mse"`` (eq. 6) or ``"behavioural-kl"``; a training loss (``"mse"``, ``"cross_entropy"``, a
             function) counts what that loss depends on instead.
-        config: Settings of the sampler.
+        config: Settings of the sampler; ``seconds`` is for all scales together.
         tick: Called after each stage.
         **options: Fields of :class:`LLCConfig` on top of ``config``; ``layers`` is not one of them.
 
@@ -358,6 +358,7 @@ def effective_parameters(
         True
     """
     settings = resolve(LLCConfig, config, options, of=effective_parameters)
+    clock = Clock(settings.seconds)
     model = on_device(as_module(model), settings.device)
     dtype = torch.float64 if sum(p.numel() for p in model.parameters()) <= tuning.DENSE_LIMIT else None
     mean_loss = objective(model, loss, data, dtype=dtype)
@@ -369,8 +370,8 @@ def effective_parameters(
     if len(theta) <= tuning.VIRIAL_LIMIT:
         cost = local_posterior(function, theta, settings.gamma or 1.0).cost
         if hmc_amount(dataclasses.replace(settings, ladder=True), len(theta), cost).exchange:
-            return _by_density(function, epsilons, curvature, settings, tick)
-    return _by_temperature(function, epsilons, curvature, settings, tick)
+            return _by_density(function, epsilons, curvature, settings, tick, clock)
+    return _by_temperature(function, epsilons, curvature, settings, tick, clock)
 
 
 def seed_scale(outputs: Sequence[Any]) -> float:
@@ -396,14 +397,19 @@ def seed_scale(outputs: Sequence[Any]) -> float:
 
 
 def _by_density(
-    function: Objective, scales: FloatArray, curvature: FloatArray | None, settings: LLCConfig, tick: Tick
+    function: Objective,
+    scales: FloatArray,
+    curvature: FloatArray | None,
+    settings: LLCConfig,
+    tick: Tick,
+    clock: Clock,
 ) -> EffectiveParameters:
     coldest = settings.coldest or 20 * max(1.0, function.flat.size / 2) / float(scales.min())
     nbeta = settings.nbeta or 1 / float(np.median(scales))
     sampling = dataclasses.replace(
         settings, nbeta=nbeta, coldest=coldest, ladder=True, sampler=Sampler.TEMPERED
     )
-    traces = draw(function, function.flat.theta, sampling, tick)
+    traces = draw(function, function.flat.theta, sampling, tick, clock)
     # Colder than the first temperature whose chains disagree, samples are not those of the landscape.
     good = [mixed(traces, k, settings) for k in range(len(traces.nbeta))]
     density = density_of_states(traces.first(good.index(False) if False in good else len(good)))
@@ -423,21 +429,27 @@ def _by_density(
 
 
 def _by_temperature(
-    function: Objective, scales: FloatArray, curvature: FloatArray | None, settings: LLCConfig, tick: Tick
+    function: Objective,
+    scales: FloatArray,
+    curvature: FloatArray | None,
+    settings: LLCConfig,
+    tick: Tick,
+    clock: Clock,
 ) -> EffectiveParameters:
     quadratic = curvature if curvature is not None else _approximate(function)
     nbetas = [temperature_for(float(e), quadratic, settings.gamma or 1.0) for e in scales]
     theta, rungs = function.flat.theta, sorted(nbetas)
-    if choose_sampler(function, theta, settings) in FULL_DATA:
-        planned = sampling_plan(function, theta, settings, Clock(), temperatures=rungs)
+    traces_at: dict[float, Traces] = {}
+    if not clock.timed and choose_sampler(function, theta, settings) in FULL_DATA:
+        planned = sampling_plan(function, theta, settings, clock, temperatures=rungs)
         traces = run(function, theta, planned, tick)
         # By place: single precision rounds the temperatures that it keeps.
         traces_at = {n: traces.only(k) for k, n in enumerate(rungs[: len(traces.nbeta)])}
     else:
-        each = [dataclasses.replace(settings, nbeta=n) for n in nbetas]
-        traces_at = {
-            float(n): draw(function, theta, sampling, tick) for n, sampling in zip(nbetas, each, strict=True)
-        }
+        for place, nbeta in enumerate(rungs):
+            share = Clock(max(clock.left, 0.01) / (len(rungs) - place)) if clock.timed else clock
+            sampling = dataclasses.replace(settings, nbeta=nbeta, ladder=False)
+            traces_at[nbeta] = draw(function, theta, sampling, tick, share)
     rows = []
     for epsilon, nbeta in zip(scales, nbetas, strict=True):
         second = None if curvature is None else closed_form(curvature, nbeta, settings.gamma or 1.0)

@@ -1,14 +1,18 @@
 """Stochastic-gradient Langevin dynamics on minibatches, for models whose data do not fit a full pass.
 
-``theta <- theta - (step/2) P (nbeta grad L_b + gamma (theta - theta*)) + sqrt(step P) xi`` with normal ``xi``. There is
-no Metropolis test, so the step heats. In a direction of curvature ``k = nbeta h + gamma`` whose force has noise of
-variance ``s`` the variance is ``(1 + step s/4) / (k (1 - step k/4))`` instead of ``1/k``, so to first order in the step
-``nbeta L`` is too large by ``(step/8) (nbeta h + s nbeta h / k)``. The average of ``(step/8) G . P (G + (1 - r) gamma
-delta)``, with ``G = nbeta grad L_b``, is just that where ``s = r nbeta h``, and is taken off. For a log-likelihood the
-covariance of a gradient is the Hessian over the number of predictions, so ``r = nbeta / B`` for ``B`` predictions in a
-minibatch (less the share of the data that it holds). The baseline is the loss of each fixed minibatch at the given
-parameters, computed once. Minibatches are drawn with replacement: in epochs the next one is anti-correlated with those
-that brought the chain where it is, which raises its loss by as much as the noise does.
+``theta <- theta - (step/2) P (nbeta grad L_b + gamma (theta - theta*)) + sqrt(step P) (xi + xi')/2`` with normal
+``xi``, and the ``xi'`` of one step is the ``xi`` of the next (Leimkuhler and Matthews 2013). There is no Metropolis
+test. In a direction of curvature ``k = nbeta h + gamma`` whose force has noise of variance ``s`` the variance is
+``1/k + (step s/4) / (k (1 - step k/4))``: a step of finite length alone does not heat a quadratic loss, but the noise
+of minibatches does. To first order in the step ``nbeta L`` is too large by ``(step/8) s nbeta h / k``. With ``G =
+nbeta grad L_b`` and ``s = r nbeta h`` the average of ``(step/8) r/(1 + r) G . P (G - r gamma delta)`` is just that,
+and is taken off. For a log-likelihood the covariance of a gradient is the Hessian over the number of predictions, so
+``r = nbeta / B`` for ``B`` predictions in a minibatch (less the share of the data that it holds). Where they fit into
+memory, the gradients of the minibatches at the given parameters are control variates: each one's difference from
+their mean is taken off its gradient, and ``r`` falls by the measured share of the noise that this removes. The
+baseline is the loss of each fixed minibatch at the given parameters, computed once. Minibatches are drawn with
+replacement: in epochs the next one is anti-correlated with those that brought the chain where it is, which raises its
+loss by as much as the noise does.
 
 ``P`` is held fixed while draws are kept, so it has no drift term. For ``sgld`` it is the inverse of the posterior's
 curvature, each linear layer's taken for a Kronecker product (``posterior.kronecker``), so that flat directions mix as
@@ -40,6 +44,8 @@ from strati.landscape.llc.traces import Observer, PositionSums, Traces, ess, rha
 from strati.landscape.objective import FlatModel, Inputs, LossName, Objective
 
 Batch = tuple[Inputs, Tensor]
+NOISE_BATCHES = 4
+"""Minibatches whose gradients at one place show how much noise the control variates leave."""
 
 
 def sample_sgld(
@@ -75,7 +81,7 @@ def sample_sgld(
     size = plan.chains if objective.flat.size <= tuning.TOGETHER else 1
     positions = PositionSums(tuning.SGLD_BLOCK)
     began = clock.used
-    kernel.calibrate(batches[0], torch.Generator().manual_seed(derive(plan.seed, "sgld step")))
+    kernel.calibrate(batches, torch.Generator().manual_seed(derive(plan.seed, "sgld step")))
     groups = [
         ChainGroup(
             kernel,
@@ -252,7 +258,8 @@ class SGLDKernel:
         self.rotation: Rotation | None = None
         self._copy: _FlatCopy | None = None
         self.gradients, self.fitted = 0, False
-        self.pulled = (1 - noise_ratio(objective, plan)) * self.gamma / self.nbeta
+        self.noise = noise_ratio(objective, plan)
+        self.controls: list[Tensor] = []
         if plan.precondition and self.theta.numel() <= tuning.TOGETHER and objective.name is not None:
             factors = kronecker(objective)
             if factors is not None:
@@ -264,24 +271,46 @@ class SGLDKernel:
         """Offsets from the given parameters, out of the coordinates that are moved."""
         return coordinates if self.rotation is None else self.rotation.unrotate(coordinates)
 
-    def calibrate(self, batch: Batch, generator: torch.Generator) -> None:
-        """Set the step to a quarter of the largest stable one, from the stiffest curvature of one batch."""
+    def calibrate(self, batches: list[Batch], generator: torch.Generator) -> None:
+        """Set the step to a share of the largest stable one, from the stiffest curvature of one batch.
+
+        Also compute the control variates, if the minibatches are few and their gradients have noise.
+        """
+        batch, zero = batches[0], torch.zeros_like(self.theta)
         if self.plan.sampler == Sampler.RMSPROP:
             size = 1e-3 * float(self.theta.std()) if self.theta.numel() > 1 else 1e-3
             _, slope = self.gradient(max(size, 1e-6) * self._normal(generator)[None], batch)
             root = torch.sqrt(slope[0] ** 2 + (slope[0] ** 2).mean() * 1e-2) + torch.finfo(slope.dtype).tiny
             self.scale = (root.mean() / root).clamp(max=100.0)
         if self.plan.step is None:
-            self.step = self.stable(torch.zeros_like(self.theta), batch, generator)
+            self.step = self.stable(zero, batch, generator)
+        few = len(batches) <= tuning.MOST_CONTROLS and len(batches) * len(zero) <= tuning.CONTROL_NUMBERS
+        if self.noise > 0 and few:
+            slopes = [self.gradient(zero[None], each)[1][0].clone() for each in batches]
+            mean = torch.stack(slopes).mean(0)
+            self.controls = [slope.sub_(mean) for slope in slopes]
 
-    def recalibrate(self, offset: Tensor, batch: Batch, generator: torch.Generator) -> None:
-        """Shorten the step where the first chains have come to places of larger curvature."""
-        if self.plan.step is None and not self.fitted:
-            self.fitted = True
-            self.step = min(self.step, self.stable(offset, batch, generator))
+    def recalibrate(self, offset: Tensor, batches: list[Batch], generator: torch.Generator) -> None:
+        """Where the first chains have arrived, shorten the step if need be, and measure what the controls remove."""
+        if self.fitted:
+            return
+        self.fitted = True
+        if self.plan.step is None:
+            self.step = min(self.step, self.stable(offset, batches[0], generator))
+        if self.controls:
+            slopes = torch.stack(
+                [self.gradient(offset[None], batch)[1][0] for batch in batches[:NOISE_BATCHES]]
+            )
+            controls = torch.stack(self.controls[:NOISE_BATCHES])
+            root = 1.0 if self.scale is None else self.scale.sqrt()
+            remaining, all_noise = (float((root * s).var(0).sum()) for s in (slopes - controls, slopes))
+            if remaining < all_noise:
+                self.noise *= remaining / all_noise
+            else:
+                self.controls = []
 
     def stable(self, offset: Tensor, batch: Batch, generator: torch.Generator) -> float:
-        """A quarter of the largest stable step at some offset."""
+        """A share of the largest stable step at some offset."""
         stiffest = self.nbeta * self.stiffest(offset, batch, generator) + self.slowest
         return 4 * tuning.SHARE_OF_STABLE / stiffest
 
@@ -306,23 +335,45 @@ class SGLDKernel:
             (slope,) = torch.autograd.grad(value.sum(), leaf)
         return value.detach(), slope if self.rotation is None else self.rotation.rotate(slope)
 
-    def advance(self, offset: Tensor, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Move ``offset`` in place; returns the batch's loss before the move and the heating to take off.
+    def advance(
+        self,
+        offset: Tensor,
+        batch: Batch,
+        generator: torch.Generator,
+        *,
+        control: Tensor | None = None,
+        observe: Callable[[Tensor], None] = lambda offset: None,
+    ) -> tuple[Tensor, Tensor]:
+        """Move ``offset`` in place: half of the noise, the force, the same half again.
 
         Noise is drawn in the network's own coordinates: networks that differ little then move alike.
+
+        Args:
+            offset: Where the chains are.
+            batch: A minibatch.
+            generator: Of the noise.
+            control: What is taken off its gradient.
+            observe: Called between noise and force: that is where the chains sample the posterior.
+
+        Returns:
+            The batch's loss there, and the heating to take off.
         """
-        value, slope = self.gradient(offset, batch)
-        scaled = slope if self.scale is None else slope * self.scale
-        heating = torch.linalg.vecdot(scaled, slope) + self.pulled * torch.linalg.vecdot(scaled, offset)
         noise = torch.randn(offset.shape, generator=generator, dtype=offset.dtype).to(offset.device)
-        pull, root, rate = 0.5 * self.step * self.gamma, math.sqrt(self.step), 0.5 * self.step * self.nbeta
-        if self.scale is None:
-            offset.mul_(1 - pull).add_(noise, alpha=root)
-        else:
+        if self.scale is not None:
             noise = noise if self.rotation is None else self.rotation.rotate(noise)
-            offset.mul_(1 - pull * self.scale).addcmul_(noise, self.scale.sqrt(), value=root)
-        offset.sub_(scaled, alpha=rate)
-        return value, (self.step * self.nbeta / 8) * heating
+            noise *= self.scale.sqrt()
+        offset.add_(noise, alpha=0.5 * math.sqrt(self.step))
+        observe(offset)
+        value, slope = self.gradient(offset, batch)
+        if control is not None:
+            slope -= control
+        scaled = slope if self.scale is None else slope * self.scale
+        pulled = self.noise * self.gamma / self.nbeta
+        heating = torch.linalg.vecdot(scaled, slope) - pulled * torch.linalg.vecdot(scaled, offset)
+        pull = 0.5 * self.step * self.gamma
+        offset.mul_(1 - pull * (1.0 if self.scale is None else self.scale))
+        offset.sub_(scaled, alpha=0.5 * self.step * self.nbeta).add_(noise, alpha=0.5 * math.sqrt(self.step))
+        return value, (self.step * self.nbeta / 8) * self.noise / (1 + self.noise) * heating
 
     def _normal(self, generator: torch.Generator) -> Tensor:
         return torch.randn(self.theta.shape, generator=generator, dtype=self.theta.dtype).to(
@@ -401,8 +452,8 @@ class ChainGroup:
         for _ in range(tuning.RESTARTS):
             for i in range(count):
                 if i == count // 2 and self._bounded():
-                    self.kernel.recalibrate(self.offset[0], self.batches[0], self.generator)
-                self.kernel.advance(self.offset, self.batches[self._next()], self.noise)
+                    self.kernel.recalibrate(self.offset[0], self.batches, self.generator)
+                self._advance(self._next())
             if self.kernel.plan.step is not None or self._bounded():
                 break
             self.kernel.step /= 4
@@ -416,15 +467,24 @@ class ChainGroup:
         distance = torch.linalg.vecdot(self.offset, self.offset)
         return bool((distance * self.kernel.gamma <= tuning.RUNAWAY * self.offset.shape[1]).all())
 
+    def _advance(
+        self, index: int, observe: Callable[[Tensor], None] = lambda offset: None
+    ) -> tuple[Tensor, Tensor]:
+        control = self.kernel.controls[index] if self.kernel.controls else None
+        batch = self.batches[index]
+        return self.kernel.advance(self.offset, batch, self.noise, control=control, observe=observe)
+
     def record(self, count: int) -> None:
         """Take steps and keep the corrected excess loss and squared distance of each."""
         for _ in range(count):
             index = self._next()
-            step = len(self.excess)
-            self.spread.append(torch.linalg.vecdot(self.offset, self.offset).double())
-            if step % tuning.POSITION_STRIDE == 0:
-                self.positions.add(step, self.offset)
-                if self.observe is not None and self.observe_from is not None and step >= self.observe_from:
-                    self.observe(self.kernel.position(self.offset))
-            value, heating = self.kernel.advance(self.offset, self.batches[index], self.noise)
+            value, heating = self._advance(index, self._see)
             self.excess.append(value.double() - self.baselines[index] - heating.double())
+
+    def _see(self, offset: Tensor) -> None:
+        step = len(self.excess)
+        self.spread.append(torch.linalg.vecdot(offset, offset).double())
+        if step % tuning.POSITION_STRIDE == 0:
+            self.positions.add(step, offset)
+            if self.observe is not None and self.observe_from is not None and step >= self.observe_from:
+                self.observe(self.kernel.position(offset))
