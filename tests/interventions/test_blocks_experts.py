@@ -195,3 +195,64 @@ def test_a_contiguous_run_by_angular_distance_is_among_the_plans(kind: str, tmp_
 def test_networks_without_experts_are_refused() -> None:
     with pytest.raises(BadInputError, match="no layer of experts"):
         strati.study(model_of("llama"), data=DATA, interventions=iv.drop_experts(count=1))
+
+
+class Switch(nn.Module):
+    """A tiny encoder of Switch Transformers, whose experts are modules of their own, with a head for tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        transformers = pytest.importorskip("transformers")
+        sizes = {"vocab_size": 32, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_heads": 2, "num_layers": 2}
+        sizes |= {"num_sparse_encoder_layers": 1, "num_experts": 4, "expert_capacity": 10_000}
+        config = transformers.SwitchTransformersConfig(**sizes)
+        self.encoder = transformers.SwitchTransformersEncoderModel(config)
+        self.head = nn.Linear(16, 32)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder(input_ids=tokens).last_hidden_state)
+
+
+def test_experts_that_saw_few_tokens_are_reported_and_left_alone(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Switch().eval()
+    with torch.no_grad():  # almost all tokens go to the first two experts
+        router = next(m for n, m in model.named_modules() if n.endswith("router.classifier"))
+        router.weight[2:] *= 1e-3
+        router.weight[1] = -router.weight[0]
+    rng = np.random.default_rng(0)
+    tokens = torch.from_numpy(rng.integers(0, 32, (40, 12)))
+    action = strati.quantise(bits=[3], method="gptq")
+    measured = strati.study(
+        model, data=(tokens, tokens), calibration=tokens[:6], performance="loss", interventions=action,
+        layers="*experts*", spectral=False, activations=False,
+    )  # fmt: skip
+    left = {r["layer"] for r in measured.rows if r.get("warning") == "few-expert-tokens"}
+    done = {r["layer"] for r in measured.rows if r["status"] == "done" and r["intervention"] == "quantise"}
+    assert left and done and not left & done
+    assert all(f"expert_{j}" in name for name, j in [(n, n.partition("expert_")[2][0]) for n in left | done])
+    assert [w["code"] for w in measured.warnings] == ["few-expert-tokens"]
+    plan = strati.plan(measured, budget="bits=3.5", action="quantise")
+    assert plan.to_dict()["warnings"][0]["code"] == "few-expert-tokens"
+    assert not left & set(plan.choices) and set(plan.choices) <= done
+    chosen = next(iter(plan.choices))
+    payload = plan.to_dict()
+    payload["layers"].append(payload["layers"][0] | {"name": sorted(left)[0], "choice": plan.choices[chosen]})
+    applied = strati.apply(
+        payload, model, out=tmp_path / "small", calibration=tokens[:6], data=(tokens, tokens)
+    )
+    assert [w["code"] for w in applied.to_dict()["warnings"]] == ["few-expert-tokens"]
+    written = strati.open(tmp_path / "small")
+    for name in (chosen, sorted(left)[0]):
+        same = np.array_equal(
+            written.read(f"{name}.weight"), model.get_submodule(name).weight.detach().numpy()
+        )
+        assert same == (name in left)
+
+
+def test_experts_in_one_tensor_are_reported() -> None:
+    edits = strati.quantise(bits=4)
+    measured = strati.study(
+        model_of("mixtral"), data=DATA, performance="loss", interventions=edits, spectral=False
+    )
+    assert [w["code"] for w in measured.warnings] == ["stacked-experts"]

@@ -12,6 +12,7 @@ from strati.interventions import input_covariance
 from strati.interventions.input_covariance import (
     FEW_TOKENS,
     CalibrationInputs,
+    ExpertTokensError,
     input_covariances,
     patches,
 )
@@ -133,12 +134,16 @@ def test_too_few_tokens_and_layers_never_reached_are_reported(monkeypatch: pytes
     x[:2] *= -1
     inputs = CalibrationInputs(Routed(), [x])
     assert inputs.of("experts.0").tokens == 10
-    assert inputs.of("experts.1").warnings == (FEW_TOKENS,)
-    with pytest.raises(BadInputError, match=r"experts\.2: no calibration data reached"):
-        inputs.of("experts.2")
+    for name, seen in (("experts.1", 2), ("experts.2", 0)):
+        with pytest.raises(ExpertTokensError, match=rf"this expert saw {seen} calibration tokens for its 4"):
+            inputs.of(name)
+    few = CalibrationInputs(nn.Sequential(nn.Linear(4, 4)), [x[:2]]).of("0")
+    assert few.warnings == (FEW_TOKENS,)
+    with pytest.raises(BadInputError, match="0: no calibration data reached"):
+        CalibrationInputs(nn.Sequential(nn.Linear(4, 4)), [x[:0]]).of("0")
     monkeypatch.setattr(input_covariance, "MAX_BYTES", 1)  # one layer per pass gives the same
     alone = CalibrationInputs(Routed(), [x])
-    assert np.array_equal(alone.of("experts.1").matrix, inputs.of("experts.1").matrix)
+    assert np.array_equal(alone.of("experts.0").matrix, inputs.of("experts.0").matrix)
     net = nn.Sequential(nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(4, 2, 1))
     grouped = CalibrationInputs(net, [torch.ones(5, 4, 5, 5)])
     with pytest.raises(BadInputError, match="0: is a grouped"):

@@ -24,17 +24,16 @@ from torch import Tensor, nn
 from strati.core.errors import BadInputError
 from strati.interventions.cached_forward import ActivationCache
 from strati.interventions.kinds import UNIT_READERS
+from strati.interventions.study_config import FEW_TOKENS
 from strati.interventions.targets import Target, find_targets, tied_names
 from strati.interventions.tasks import IGNORED, forward
 from strati.interventions.unit_removal import head_count
+from strati.io.roles import expert_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from strati.core.results import FloatArray
-
-FEW_TOKENS = "few-tokens"
-"""Warning code: a layer saw fewer calibration tokens than it has inputs, so its covariance is singular."""
 
 MAX_BYTES = 1_000_000_000
 """Covariances that one pass adds up, in a temporary file; beyond, further passes are made."""
@@ -46,6 +45,10 @@ _SCORE_DAMPING = 0.01
 _OUTLIER = 5.0
 """OWL's M: an outlier is that many times the layer's mean."""
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
+
+
+class ExpertTokensError(BadInputError):
+    """An expert of a mixture saw too few calibration tokens to be changed by them."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +88,12 @@ class InputCovariance:
         """The same covariance.
 
         Raises:
+            ExpertTokensError: It is that of an expert to which fewer tokens were routed than it has inputs.
             BadInputError: The layer was never reached, or what it read was not finite.
         """
+        if self.warnings and expert_of(f"{self.layer}.weight") is not None:
+            why = f"this expert saw {self.tokens} calibration tokens for its {len(self.matrix)} inputs"
+            raise ExpertTokensError(self.layer, f"{why} and is left alone; give more calibration data")
         if self.tokens == 0:
             raise BadInputError(
                 self.layer, "no calibration data reached this layer; give other calibration data"

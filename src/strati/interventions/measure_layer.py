@@ -22,7 +22,7 @@ from strati.interventions.edits import LayerEdits, Values, make_change
 from strati.interventions.evaluator import Evaluator
 from strati.interventions.experts import score_change
 from strati.interventions.initialisers import scheme_of
-from strati.interventions.input_covariance import InputScores
+from strati.interventions.input_covariance import ExpertTokensError, InputScores
 from strati.interventions.kinds import RANDOM_VALUES, Point, reads_inputs
 from strati.interventions.metrics import (
     NetworkScores,
@@ -35,7 +35,7 @@ from strati.interventions.metrics import (
     spectral_metrics,
     trained_metrics,
 )
-from strati.interventions.study_config import StudyConfig
+from strati.interventions.study_config import EXPERT_TOKENS, StudyConfig
 from strati.interventions.targets import (
     Change,
     Target,
@@ -53,9 +53,10 @@ _STACKED = 16  # changes of a feed-forward layer that share one pass: more only 
 
 @dataclass(frozen=True)
 class PointFailure:
-    """A point that could not be measured, and why."""
+    """A point that could not be measured, and why; ``warning`` is a code where that is expected of the data."""
 
     reason: str
+    warning: str | None = None
 
 
 def measure_layer(evaluator: Evaluator, target: Target, config: StudyConfig) -> list[dict[str, Any]]:
@@ -80,7 +81,8 @@ def measure_layer(evaluator: Evaluator, target: Target, config: StudyConfig) -> 
     rows = [_row(evaluator, target, Point("intact"), "trained values", intact, (before, extra, trained))]
     for point, change, outcome in zip(points, changes, outcomes, strict=True):
         if isinstance(change, PointFailure):
-            rows.append(failed_row(evaluator.name, target, point, change.reason))
+            row = failed_row(evaluator.name, target, point, change.reason)
+            rows.append(row if change.warning is None else row | {"warning": change.warning})
             continue
         sensitivity = next(scores)
         if isinstance(outcome, PointFailure):
@@ -175,7 +177,8 @@ def layer_changes(
                 draws = stream(config.seed, *names) if interventions[kind].random else None
                 changes.append(make_change(layer, interventions[kind], point, draws, evaluator.others))
         except (BadInputError, np.linalg.LinAlgError) as error:
-            changes.append(PointFailure(str(error)))
+            code = EXPERT_TOKENS if isinstance(error, ExpertTokensError) else None
+            changes.append(PointFailure(str(error), code))
     return changes
 
 

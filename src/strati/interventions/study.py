@@ -22,6 +22,8 @@ from strati.core.options import resolve
 from strati.core.plugins import require
 from strati.core.results import Result, Tick, silent
 from strati.interventions.study_config import (
+    EXPERT_TOKENS,
+    FEW_TOKENS,
     FORMAT,
     STORE,
     CostScale,
@@ -123,16 +125,32 @@ class Study(Result):
 
     @property
     def warnings(self) -> list[dict[str, str]]:
-        """What a reader must know: ``few-tokens`` where a covariance had fewer tokens than the layer has inputs."""
-        few = {row["layer"]: row["calibration_tokens"] for row in self.rows if row.get("warning")}
-        if not few:
-            return []
-        least = min(few, key=lambda name: few[name])
-        text = (
-            f"{len(few)} layers saw fewer calibration tokens than they have inputs (least: {least}, "
-            f"{few[least]} tokens); give more calibration data"
-        )
-        return [{"code": "few-tokens", "text": text}]
+        """What a reader must know: layers and experts that saw few calibration tokens, experts that were not reached.
+
+        The codes are ``few-tokens``, ``few-expert-tokens`` and ``stacked-experts``.
+        """
+        warnings = []
+        few = {
+            row["layer"]: row["calibration_tokens"] for row in self.rows if row.get("warning") == FEW_TOKENS
+        }
+        if few:
+            least = min(few, key=lambda name: few[name])
+            text = (
+                f"{len(few)} layers saw fewer calibration tokens than they have inputs (least: {least}, "
+                f"{few[least]} tokens); give more calibration data"
+            )
+            warnings.append({"code": FEW_TOKENS, "text": text})
+        experts = [row["layer"] for row in self.rows if row.get("warning") == EXPERT_TOKENS]
+        if experts:
+            warnings.append(expert_warning(experts))
+        stacked = self.origin.stacked_experts
+        if stacked:
+            text = (
+                f"{len(stacked)} layers of experts store their experts in one tensor (first: {stacked[0]}) and are "
+                "left alone; remove experts with drop-experts or merge-experts"
+            )
+            warnings.append({"code": "stacked-experts", "text": text})
+        return warnings
 
     def frame(self) -> pd.DataFrame:
         """All rows, sorted by (network, layer, intervention, setting, draw)."""
@@ -151,6 +169,16 @@ class Study(Result):
         from strati.report.plots.study import scatter
 
         return scatter(self, metric, **options)
+
+
+def expert_warning(layers: Sequence[str]) -> dict[str, str]:
+    """The warning that layers of experts are left alone, because too few calibration tokens reached them."""
+    names = list(dict.fromkeys(layers))
+    text = (
+        f"{len(names)} layers of experts saw fewer calibration tokens than they have inputs and are left alone "
+        f"(first: {names[0]}); give more calibration data"
+    )
+    return {"code": EXPERT_TOKENS, "text": text}
 
 
 def study(

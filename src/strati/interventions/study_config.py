@@ -32,6 +32,11 @@ DATA = "data.npz"
 FORMAT = 4
 """Raised when the meaning of a row changes or a column is added, so that old rows are not mixed with new ones."""
 
+EXPERT_TOKENS = "few-expert-tokens"
+"""Warning code: an expert of a mixture saw fewer calibration tokens than it has inputs, and is left alone."""
+FEW_TOKENS = "few-tokens"
+"""Warning code: a layer saw fewer calibration tokens than it has inputs, so its covariance is singular."""
+
 SCHEMES = ("auto", "pytorch", "gpt2", "vit", "timm", "kaiming", "normal", "moments")
 LOSS_SCORES = ("fisher_gradient", "kl_direct", "aumann_shapley", "higgs", "hessian_trace")
 """Sensitivity scores that need passes of their own."""
@@ -511,6 +516,7 @@ class StudyOrigin:
         context: Tokens per window.
         calibration: Calibration rows; ``None`` where no edit needs any.
         without_blocks: Blocks should have been dropped, but the network has none.
+        stacked_experts: Layers of experts that edits of layers left alone, because one tensor holds all experts.
         others: Paths of the other networks of ``swap``, ``adapt`` and ``damp-intruders``.
         training: The sections of the spec by which the networks were trained for the study, if they were.
     """
@@ -522,6 +528,7 @@ class StudyOrigin:
     context: int = StudyConfig.context
     calibration: int | None = None
     without_blocks: bool = False
+    stacked_experts: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     training: Mapping[str, Any] | None = None
 
@@ -530,5 +537,6 @@ class StudyOrigin:
         """Read ``dataclasses.asdict`` of an origin again, as a store holds it."""
         layers = {name: target_of(about) for name, about in plain["layers"].items()}
         networks = {name: NetworkOrigin(**about) for name, about in plain["networks"].items()}
-        parts = {"layers": layers, "networks": networks, "data": DataOrigin(**plain["data"])}
-        return cls(**{**plain, **parts, "others": tuple(plain["others"])})
+        parts: dict[str, Any] = {"layers": layers, "networks": networks, "data": DataOrigin(**plain["data"])}
+        parts |= {name: tuple(plain.get(name, ())) for name in ("others", "stacked_experts")}
+        return cls(**{**plain, **parts})

@@ -189,6 +189,7 @@ def make_job(
         context=config.context,
         calibration=sum(map(len, calibration)) or None,
         without_blocks="drop" in config.names and not any(target.kind == "block" for target in everything),
+        stacked_experts=_stacked_experts(first_module, config),
         others=_paths_of_others(config),
         training=training,
     )
@@ -249,6 +250,13 @@ def _suitable(targets: tuple[Target, ...], config: StudyConfig) -> tuple[Target,
     if not suitable:
         raise BadInputError("prune.unit", "no layer that reads attention heads or MLP neurons was found")
     return suitable
+
+
+def _stacked_experts(model: nn.Module, config: StudyConfig) -> tuple[str, ...]:
+    """The layers of experts that interventions on layers do not reach, because one tensor holds all experts."""
+    if config.patterns != ("*",) or "layer" not in {unit_of(name) for name in config.names}:
+        return ()
+    return tuple(target.name for target in find_experts(model, required=False))
 
 
 def other_networks(config: StudyConfig, targets: Iterable[Target]) -> Others:

@@ -22,7 +22,7 @@ from strati.core.plugins import require
 from strati.core.results import Result, Tick, silent
 from strati.interventions.compress.budget import ACTIONS
 from strati.interventions.compress.plan import Plan
-from strati.interventions.study import Study, load_study
+from strati.interventions.study import Study, expert_warning, load_study
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,6 +54,7 @@ class Applied(Result):
     seconds_before: float | None = None
     seconds_after: float | None = None
     healed: Mapping[str, Any] | None = None
+    warnings: tuple[Mapping[str, str], ...] = ()
 
     def frame(self) -> pd.DataFrame:
         """Before and after."""
@@ -216,6 +217,7 @@ def apply(
         seconds_before=seconds[0],
         seconds_after=seconds[1],
         healed=healed,
+        warnings=(expert_warning(edits.left_alone),) if edits.left_alone else (),
     )
 
 

@@ -31,7 +31,7 @@ from strati.interventions.edits import truncated_parameters
 from strati.interventions.evaluator import Evaluator, open_evaluators
 from strati.interventions.expert_removal import remove_experts
 from strati.interventions.experts import find_experts
-from strati.interventions.input_covariance import SequentialInputs
+from strati.interventions.input_covariance import ExpertTokensError, SequentialInputs
 from strati.interventions.kinds import EXPERT_KINDS, read_setting, reads_inputs
 from strati.interventions.targets import (
     Change,
@@ -100,12 +100,24 @@ class Edits:
         self.packed: dict[str, PackedLayer] = {}
         self.removed: list[str] = sorted(self.chosen) if self.action == "drop" else []
         self.parameters_before = _parameters(model)
-        saved = sum(self._edit(name, choice, settings) for name, choice in self.chosen.items())
+        self.left_alone: list[str] = []
+        saved = sum(self._edit(name, choice, settings) for name, choice in list(self.chosen.items()))
         self.reduced: Any = self._reduced() if self.experts or self.units else None
         self.parameters_after = _parameters(self.reduced) if self.units else self.parameters_before - saved
 
     def _edit(self, name: str, choice: str, settings: ApplyConfig) -> int:
-        """Make one layer's change; returns how many parameters that saves."""
+        """Make one layer's change; returns how many parameters that saves.
+
+        An expert that too few tokens reach in the network changed so far is left alone.
+        """
+        try:
+            return self._make(name, choice, settings)
+        except ExpertTokensError:
+            del self.chosen[name]
+            self.left_alone.append(name)
+            return 0
+
+    def _make(self, name: str, choice: str, settings: ApplyConfig) -> int:
         target = self.evaluator.target(name)
         if self.action == "drop":
             return sum(p.numel() for p in self.model.get_submodule(name).parameters())

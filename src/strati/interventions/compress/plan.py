@@ -141,7 +141,11 @@ class Plan(Result):
     """One setting per layer that meets a budget, with what it is predicted to do."""
 
     verb: ClassVar[str] = "plan"
-    computed: ClassVar[Mapping[str, str]] = {"verdict": "verdict", "study": "study_place"}
+    computed: ClassVar[Mapping[str, str]] = {
+        "verdict": "verdict",
+        "study": "study_place",
+        "warnings": "warnings",
+    }
 
     action: str
     budget: str
@@ -168,6 +172,11 @@ class Plan(Result):
             return {"store": None, "data": None, "name": None}
         store = None if study.store is None else str(Path(study.store).resolve())
         return {"store": store, "data": dataclasses.asdict(study.origin.data), "name": study.name}
+
+    @property
+    def warnings(self) -> list[dict[str, str]]:
+        """The warnings of the study: layers and experts that it left alone, and covariances of few tokens."""
+        return [] if self.study is None else self.study.warnings
 
     @property
     def choices(self) -> dict[str, str]:

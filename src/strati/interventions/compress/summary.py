@@ -65,6 +65,7 @@ def plan_summary(plan: Plan) -> RenderableType:
         lines.append(
             Text("The costs of single layers do not add up here; the prediction is the plan's measurement.")
         )
+    lines += [Text(f"{warning['code']}: {warning['text']}") for warning in plan.warnings]
     return Group(*lines)
 
 
@@ -267,6 +268,7 @@ def applied_summary(applied: Applied) -> RenderableType:
     if applied.seconds_before is not None and applied.seconds_after is not None:
         times = 1e3 * applied.seconds_before, 1e3 * applied.seconds_after
         lines.append(f"Forward pass {times[0]:.3g} ms -> {times[1]:.3g} ms.")
+    lines += [f"{warning['code']}: {warning['text']}" for warning in applied.warnings]
     return Group(*map(Text, lines))
 
 
