@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from strati.io.roles import Role
     from strati.landscape.basis.modules import FoundModule
     from strati.landscape.basis.result import Kind
+    from strati.reassembly.residual.pairing import Pairing
     from strati.spectra.verdicts import LayerState, Phase
 
 
@@ -231,7 +232,7 @@ class ReassembleFields(TypedDict):
     exact: bool
     relative_mse: float | None
     network: Mapping[str, Any]
-    pairing: PairingFields
+    pairing: Pairing
     unique: bool | None
     precision: float | None
     least_margin: float | None
@@ -245,13 +246,6 @@ class ReassembleFields(TypedDict):
     out_pieces: Sequence[int]
     progression: Sequence[Any]
     warnings: Sequence[Flag]
-
-
-class PairingFields(TypedDict):
-    score: str
-    matched_min: float | None
-    unmatched_max: float | None
-    separated: bool
 
 
 class SeedOrderFields(TypedDict):
@@ -268,10 +262,6 @@ class IdentifyFields(TypedDict):
     margin: float
     sure: bool
     candidates: Sequence[Any]
-
-
-class CorrespondFields(TypedDict):
-    correspond: Sequence[Mapping[str, Any]]
 
 
 class ShuffleFields(TypedDict):

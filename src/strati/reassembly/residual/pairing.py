@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -173,6 +173,9 @@ class Pairing:
         matched_min: The least score of a pair.
         unmatched_max: The greatest score of two pieces that are not a pair.
     """
+
+    omitted: ClassVar[tuple[str, ...]] = ("matrix", "ins", "outs")
+    computed: ClassVar[tuple[str, ...]] = ("separated",)
 
     score: str
     matrix: NDArray[np.float64]

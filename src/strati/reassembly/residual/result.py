@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from strati.reassembly.residual.order import Round
     from strati.reassembly.residual.pairing import Pairing
-    from strati.reassembly.residual.pieces import PieceSet
+    from strati.reassembly.residual.pieces import Piece, PieceSet
     from strati.reassembly.residual.unique import Uniqueness
     from strati.schemas.json_types import ReassembleFields
 
@@ -68,37 +68,26 @@ class Reassembly(Result):
     warnings: tuple[Flag, ...] = ()
     norms: tuple[int, ...] = ()
 
+    def placed(self) -> list[tuple[str, Piece]]:
+        """Name and piece of every layer in network order; each norm stands before what it feeds."""
+        norms = [self.pieces.norms[n] for n in self.norms]
+        of_blocks = norms[: len(self.ins)] if len(norms) >= max(len(self.ins), 2) else []
+        layers: list[tuple[str, Piece]] = []
+        for k, (i, j) in enumerate(zip(self.ins, self.outs, strict=True)):
+            layers += [(f"blocks.{k}.norm", norm) for norm in of_blocks[k : k + 1]]
+            layers += [(f"blocks.{k}.inp", self.pieces.inner[i]), (f"blocks.{k}.out", self.pieces.outer[j])]
+        layers += [("norm", norm) for norm in norms[len(of_blocks) :]]
+        return [*layers, ("last", self.pieces.last)]
+
     @property
     def permutation(self) -> tuple[int, ...]:
         """Piece numbers in network order: in, out, in, out, ..., last; each block's norm before it, if it has one."""
-        numbers = []
-        norms = [self.pieces.norms[n].number for n in self.norms]
-        per_block = self.per_block
-        for k, (i, j) in enumerate(zip(self.ins, self.outs, strict=True)):
-            numbers += [norms[k]] if per_block else []
-            numbers += [self.pieces.inner[i].number, self.pieces.outer[j].number]
-        return (*numbers, *(norms[len(self.ins) :] if per_block else norms), self.pieces.last.number)
-
-    @property
-    def per_block(self) -> bool:
-        """Whether every block has a norm before it."""
-        return len(self.norms) >= max(len(self.ins), 2)
+        return tuple(piece.number for _, piece in self.placed())
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
         """The rebuilt network by name: ``blocks.K.inp``, ``blocks.K.out`` and ``last``, weights and biases."""
-        named: dict[str, NDArray[np.float32]] = {}
-        for k, (i, j) in enumerate(zip(self.ins, self.outs, strict=True)):
-            for side, piece in (("inp", self.pieces.inner[i]), ("out", self.pieces.outer[j])):
-                named[f"blocks.{k}.{side}.weight"] = piece.weight
-                named[f"blocks.{k}.{side}.bias"] = piece.bias
-            if self.per_block:
-                norm = self.pieces.norms[self.norms[k]]
-                named[f"blocks.{k}.norm.weight"], named[f"blocks.{k}.norm.bias"] = norm.weight, norm.bias
-        for n in self.norms[len(self.ins) :] if self.per_block else self.norms:
-            norm = self.pieces.norms[n]
-            named["norm.weight"], named["norm.bias"] = norm.weight, norm.bias
-        named["last.weight"], named["last.bias"] = self.pieces.last.weight, self.pieces.last.bias
-        return named
+        named = {f"{name}.weight": piece.weight for name, piece in self.placed()}
+        return named | {f"{name}.bias": piece.bias for name, piece in self.placed()}
 
     def save(self, path: str | Path) -> None:
         """Write the rebuilt network as safetensors, blocks in order; whole or not at all."""
@@ -131,12 +120,7 @@ class Reassembly(Result):
                 "roles_from_shape": not self.pieces.square,
                 "norms": len(self.pieces.norms),
             },
-            "pairing": {
-                "score": self.pairing.score,
-                "matched_min": self.pairing.matched_min,
-                "unmatched_max": self.pairing.unmatched_max,
-                "separated": self.pairing.separated,
-            },
+            "pairing": self.pairing,
             "unique": None if self.unique is None else not self.unique.exchanges,
             "precision": None if self.unique is None else self.unique.precision,
             "least_margin": None if self.unique is None else self.unique.least_margin,

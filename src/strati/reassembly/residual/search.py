@@ -462,14 +462,13 @@ def _shared_evenly(now: Ints, norms: int) -> NDArray[np.float64]:
     return here
 
 
-MOST, MOST_ORDERS = 50_000, 5_040
-"""Up to so many arrangements of pieces are tried (five blocks; four where shapes leave the roles open), and so many
-orders of paired blocks (seven)."""
+MOST = 50_000
+"""Up to so many arrangements are tried: five blocks; four where shapes leave the roles open."""
 _FINAL = 16  # of the best on some rows are measured on all
 
 
-def arrangement_count(parts: ResidualWeights, *, paired: bool) -> int:
-    """Number of arrangements: of whole blocks if the pieces are paired, of single pieces otherwise.
+def arrangement_count(parts: ResidualWeights) -> int:
+    """Number of arrangements of the pieces.
 
     Examples:
         >>> from strati.reassembly.residual.network import activation
@@ -477,39 +476,31 @@ def arrangement_count(parts: ResidualWeights, *, paired: bool) -> int:
         >>> A = np.ones((4, 3, 2), dtype=np.float32)
         >>> last = A[0, :1], A[0, 0, :1]
         >>> four = ResidualWeights(A, A[:, :, 0], A.transpose(0, 2, 1), A[:, 0], *last, activation("relu"), 4)
-        >>> arrangement_count(four, paired=True), arrangement_count(four, paired=False)
-        (24, 576)
+        >>> arrangement_count(four)
+        576
     """
-    if paired:
-        return math.factorial(parts.blocks)
     return math.factorial(2 * parts.blocks) if parts.shared else math.factorial(parts.blocks) ** 2
 
 
-def search_all(
-    parts: ResidualWeights, x: Floats, y: Floats, *, pairs: tuple[Ints, Ints] | None = None, rows: int = 96
-) -> tuple[Ints, Ints, float]:
+def search_all(parts: ResidualWeights, x: Floats, y: Floats, *, rows: int = 96) -> tuple[Ints, Ints, float]:
     """The arrangement of least mean squared error, and that error.
 
     Args:
         parts: The pieces.
         x: Inputs.
         y: Outputs.
-        pairs: Which pieces form a block, if that is known: then only their order is open.
         rows: Of the data, taken evenly, on which all arrangements are tried; the best are judged on all.
     """
     step = max(1, len(x) // rows)
     few = np.ascontiguousarray(x[::step]), y[::step]
-    best = heapq.nsmallest(_FINAL, _arrangements(parts, pairs), key=lambda a: parts.mse(a[0], a[1], *few))
+    best = heapq.nsmallest(_FINAL, _arrangements(parts), key=lambda a: parts.mse(a[0], a[1], *few))
     ins, outs = min(best, key=lambda a: parts.mse(a[0], a[1], x, y))
     return ins, outs, parts.mse(ins, outs, x, y)
 
 
-def _arrangements(parts: ResidualWeights, pairs: tuple[Ints, Ints] | None) -> Iterator[tuple[Ints, Ints]]:
+def _arrangements(parts: ResidualWeights) -> Iterator[tuple[Ints, Ints]]:
     n = parts.blocks
-    if pairs is not None:
-        for order in permutations(range(n)):
-            yield pairs[0][list(order)], pairs[1][list(order)]
-    elif parts.shared:
+    if parts.shared:
         for order in permutations(range(2 * n)):
             yield np.array(order[:n]), np.array(order[n:])
     else:

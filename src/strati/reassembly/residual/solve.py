@@ -18,7 +18,6 @@ from threadpoolctl import threadpool_limits
 
 from strati.core.errors import BadInputError
 from strati.core.results import Flag, Tick, silent
-from strati.core.rng import stream
 from strati.reassembly.residual.network import ACTIVATIONS, ResidualWeights, stack
 from strati.reassembly.residual.order import Round, Seed, regress_order, seed_order, sweep
 from strati.reassembly.residual.pairing import Pairing, Score, pair, scores, with_pairs
@@ -52,8 +51,8 @@ _WINDOW = 12
 """Places by which two blocks may lie apart to be exchanged in the regression of an order."""
 
 _NO_FIT = 0.5
-"""The data are doubted where the error is more than this share of the outputs' variance and of the least error of
-random orders: the search explains the outputs of its own network far better than that long before it is exact."""
+"""The data are doubted where the error is more than this share of the outputs' variance: the search explains the
+outputs of its own network far better than that long before it is exact."""
 
 _STAGES = 200
 _DRAWN = 10_000
@@ -348,15 +347,13 @@ def _joint_search(attempt: _Attempt, name: str, proposals: Iterator[Proposal]) -
 
 
 def _exhaustive(attempt: _Attempt) -> None:
-    """Try all arrangements of few blocks: of the pairs if these were asked for, else of the pieces."""
-    from strati.reassembly.residual.search import MOST, MOST_ORDERS, arrangement_count, search_all
+    """Try all arrangements of the pieces of few blocks."""
+    from strati.reassembly.residual.search import MOST, arrangement_count, search_all
 
     weights = attempt.weights
-    paired = not attempt.searched or arrangement_count(weights, paired=False) > MOST
-    if arrangement_count(weights, paired=paired) > (MOST_ORDERS if paired else MOST):
+    if arrangement_count(weights) > MOST:
         return
-    pairs = (attempt.ins, attempt.outs) if paired else None
-    ins, outs, mse = search_all(weights, *attempt.rows, pairs=pairs)
+    ins, outs, mse = search_all(weights, *attempt.rows)
     if mse < weights.mse(attempt.ins, attempt.outs, *attempt.rows):
         attempt.replace(ins, outs, mse, "all arrangements")
 
@@ -370,7 +367,7 @@ STRATEGIES = (
     Strategy("regression", lambda attempt: attempt.trusts_pairs, _regression),
     Strategy("joint search", _may_search, _from_evidence),
     Strategy("joint search around the best", _may_search, _around_best),
-    Strategy("all arrangements", lambda _: True, _exhaustive),
+    Strategy("all arrangements", _may_search, _exhaustive),
 )
 """What is tried in turn until the arrangement is exact. Of the 35 networks that ``reproduce dropped-net-battery``
 solves, regression decides 3, the joint search 29 and around the best 3. Adjacent swaps decide the public puzzle, and
@@ -445,30 +442,12 @@ def _warnings(attempt: _Attempt, pairing: Pairing) -> list[Flag]:
     other = _other_activation(attempt)
     if other is not None:
         text += f"; with --activation {other} this very order is exact"
-    elif share > _NO_FIT and attempt.mse > _NO_FIT * _by_chance(attempt.weights, attempt.rows):
-        text += (
-            "; random orders fit hardly worse: the data do not look like this network's. Is it the right file, target "
-            "and activation?"
-        )
+    elif share > _NO_FIT:
+        text += "; the data do not look like this network's. Is it the right file, target and activation?"
     else:
         text += "; the search ended before it found the order. A longer --seconds or more rows may help"
     flags.append(Flag("not-exact", text))
     return flags
-
-
-def _by_chance(parts: ResidualWeights, rows: tuple[Floats, Floats], tries: int = 40) -> float:
-    """The least error of random arrangements, which also fit the data of another network."""
-    x, y = _subsample(rows, 300)
-    rng = stream(0, "reassembly", "chance")
-    least = float("inf")
-    for _ in range(tries):
-        if parts.shared:
-            order = rng.permutation(len(parts.w_in))
-            ins, outs = order[: parts.blocks], order[parts.blocks :]
-        else:
-            ins, outs = rng.permutation(parts.blocks), rng.permutation(parts.blocks)
-        least = min(least, parts.mse(ins, outs, x, y))
-    return least
 
 
 def _ambiguity_warnings(unique: Uniqueness | None) -> list[Flag]:

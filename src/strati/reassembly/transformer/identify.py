@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from scipy.optimize import linear_sum_assignment
 
-from strati.core.assignment import assign
 from strati.core.errors import BadInputError
 from strati.core.results import Result
 from strati.io.network import Network
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from strati.io.network import Openable
-    from strati.schemas.json_types import CorrespondFields, IdentifyFields
+    from strati.schemas.json_types import IdentifyFields
 
 
 @dataclass(frozen=True)
@@ -125,29 +125,33 @@ def identify(piece: str | Path | Network | NDArray[Any], model: Openable) -> Ide
 
 
 @dataclass(frozen=True)
+class BlockMatch:
+    """A block of one checkpoint, the block of the other that corresponds, their cosine, and its lead over the next."""
+
+    block: int
+    partner: int
+    likeness: float
+    margin: float
+
+
+@dataclass(frozen=True)
 class Correspondence(Result):
     """For each block of one checkpoint the block of the other that corresponds, and their likeness."""
 
     verb: ClassVar[str] = "correspond"
 
-    partners: tuple[int, ...]
-    likeness: tuple[float, ...]
-    margins: tuple[float, ...]
+    correspond: tuple[BlockMatch, ...]
 
-    def payload(self) -> CorrespondFields:
-        """One entry per block of the first network."""
-        rows = zip(self.partners, self.likeness, self.margins, strict=True)
-        return {
-            "correspond": [
-                {"block": k, "partner": p, "likeness": s, "margin": m} for k, (p, s, m) in enumerate(rows)
-            ]
-        }
+    @property
+    def partners(self) -> tuple[int, ...]:
+        """The block of the second network for each block of the first."""
+        return tuple(match.partner for match in self.correspond)
 
     def frame(self) -> pd.DataFrame:
         """One line per block."""
         import pandas as pd
 
-        return pd.DataFrame(self.payload()["correspond"])
+        return pd.DataFrame([vars(match) for match in self.correspond])
 
     def summary(self) -> RenderableType:
         """How many blocks correspond, and one line per block."""
@@ -156,14 +160,12 @@ class Correspondence(Result):
 
         from strati.core.display import Column, Table
 
-        in_order = self.partners == tuple(range(len(self.partners)))
+        in_order = all(match.block == match.partner for match in self.correspond)
         verdict = "All blocks correspond in order." if in_order else "The blocks correspond in another order."
-        numbers = (
-            f"least cosine of a pair of blocks {min(self.likeness):.3f}, least lead {min(self.margins):.3f}"
-        )
+        likeness, lead = (min(getattr(m, name) for m in self.correspond) for name in ("likeness", "margin"))
+        numbers = f"least cosine of a pair of blocks {likeness:.3f}, least lead {lead:.3f}"
         columns = tuple(Column(name, right=True) for name in ("block", "partner", "cosine", "lead"))
-        table = zip(self.partners, self.likeness, self.margins, strict=True)
-        rows = tuple((k, p, f"{s:.3f}", f"{m:.3f}") for k, (p, s, m) in enumerate(table))
+        rows = tuple((m.block, m.partner, f"{m.likeness:.3f}", f"{m.margin:.3f}") for m in self.correspond)
         return Group(Text(verdict), Text(numbers), Table(columns, rows))
 
 
@@ -186,19 +188,13 @@ def correspond(first: Openable, second: Openable) -> Correspondence:
             assert slot is not None  # both have the same roles
             sides.append(np.stack([_unit(source.read(slot.name.format(k))) for k in range(plan.blocks)]))
         table += sides[0] @ sides[1].T / len(shapes[0])
-    most = max(table.shape)
-    square = np.full((most, most), -1.0)
-    square[: len(table), : table.shape[1]] = table
-    partners = assign(square)[: len(table)]
+    first_blocks, partners = linear_sum_assignment(table, maximize=True)
+    best = table[first_blocks, partners]
     others = table.copy()
-    inside = [k for k, p in enumerate(partners) if p < table.shape[1]]
-    best = np.array([table[k, partners[k]] for k in inside])
-    for k in inside:
-        others[k, partners[k]] = -np.inf
-    leads = best - others[inside].max(axis=1) if table.shape[1] > 1 else best
-    return Correspondence(
-        tuple(int(partners[k]) for k in inside), tuple(best.tolist()), tuple(leads.tolist())
-    )
+    others[first_blocks, partners] = -np.inf
+    leads = best - others[first_blocks].max(axis=1) if table.shape[1] > 1 else best
+    rows = zip(first_blocks.tolist(), partners.tolist(), best.tolist(), leads.tolist(), strict=True)
+    return Correspondence(tuple(BlockMatch(*row) for row in rows))
 
 
 def _named_tensor(piece: str | Path | Network | NDArray[Any]) -> tuple[str, NDArray[Any]]:

@@ -7,7 +7,6 @@ Missing and duplicate pieces, pieces of another network and values that are not 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -121,54 +120,20 @@ def check(pieces: TransformerPieces) -> None:
         BadInputError: Names the first piece that is missing, too many or of no fitting shape.
     """
     blueprint = pieces.blueprint
-    want = Counter(tuple(slot.shape) for slot in blueprint.whole)
-    for slot in blueprint.block:
-        want[tuple(slot.shape)] += blueprint.blocks
-    have = Counter(tuple(values.shape) for values in pieces.arrays.values())
-    if have != want:
-        raise BadInputError(pieces.where, _why_not(pieces, want, have))
     slots = {slot.role: slot for slot in (*blueprint.block, *blueprint.whole)}
-    for number, role in pieces.roles.items():
-        if role not in slots:
-            raise BadInputError(
-                pieces.where, f"piece {number} is a {role!r}, which config.json's network does not have"
-            )
-        if tuple(pieces.arrays[number].shape) != tuple(slots[role].shape):
-            raise BadInputError(pieces.where, f"piece {number} has not the shape of a {role!r}")
-    for slot in blueprint.block:
-        count = len(pieces.candidates.get(slot.role, ()))
-        if count != blueprint.blocks:
-            raise BadInputError(
-                pieces.where, f"{count} pieces are {slot.role}, the network has {blueprint.blocks} blocks"
-            )
-
-
-def _why_not(
-    pieces: TransformerPieces, want: Counter[tuple[int, ...]], have: Counter[tuple[int, ...]]
-) -> str:
-    strange = next((n for n, v in sorted(pieces.arrays.items()) if tuple(v.shape) not in want), None)
-    twin = _twin(pieces)
-    if strange is not None:
-        size = "x".join(map(str, pieces.arrays[strange].shape))
-        return f"piece {strange} ({size}) fits no place of this network; is it of another one?"
-    for shape, count in sorted(want.items(), reverse=True):
-        if have[shape] != count:
-            sides = "x".join(map(str, shape))
-            text = f"needs {count} pieces of {sides}, there are {have[shape]}"
-            if have[shape] > count and twin is not None:
-                return f"{text}: piece {twin[1]} is piece {twin[0]} again; remove one"
-            return f"{text}: a piece is {'missing' if have[shape] < count else 'too many, or of another network'}"
-    return "the pieces do not make up this network"
-
-
-def _twin(pieces: TransformerPieces) -> tuple[int, int] | None:
-    first_number: dict[bytes, int] = {}
     for number, values in sorted(pieces.arrays.items()):
-        key = str(values.shape).encode() + np.ascontiguousarray(values).tobytes()
-        if key in first_number:
-            return first_number[key], number
-        first_number[key] = number
-    return None
+        slot = slots.get(pieces.roles.get(number, ""))
+        if slot is None or tuple(values.shape) != tuple(slot.shape):
+            size = "x".join(map(str, values.shape))
+            text = f"piece {number} ({size}) fits no place of this network; is it of another one?"
+            raise BadInputError(pieces.where, text)
+    for slot in slots.values():
+        want = blueprint.blocks if slot in blueprint.block else 1
+        have = len(pieces.candidates.get(slot.role, ()))
+        if have != want:
+            why = "missing" if have < want else "there twice, or of another network"
+            text = f"needs {want} pieces that are {slot.role}, there are {have}: a piece is {why}"
+            raise BadInputError(pieces.where, text)
 
 
 def canonical(values: NDArray[Any], slot: Slot, blueprint: Blueprint) -> dict[str, NDArray[Any]]:
