@@ -1,4 +1,4 @@
-"""The four networks of the tables, each with data to plan on and other data to judge by.
+"""The four networks of the tables, each with data to calibrate on, other data to plan on and others to judge by.
 
 A fully connected network on MNIST (trained here), ResNet-20 on CIFAR-10, stories15M on stories sampled from itself
 (only five real ones come with it), and MiniLM as what it is used for: finding the paragraph that a passage is from.
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from strati.core.files import write_atomic
@@ -30,7 +31,10 @@ from strati_reproductions.trained.training import train
 
 @dataclass(frozen=True)
 class ActingCase:
-    """A network, data to plan on, other data to judge by, and the layers that may be changed."""
+    """A network, data to plan on, other data to judge by, and the layers that may be changed.
+
+    ``calibration`` has the inputs for the covariances of data-aware edits, which are neither planned on nor judged by.
+    """
 
     name: str
     model: nn.Module
@@ -40,6 +44,7 @@ class ActingCase:
     batch: int
     size: str
     blocks: bool
+    calibration: NDArray[Any] | None = None
 
 
 def fcn_mnist(folder: Path, quick: bool, seed: int) -> ActingCase:
@@ -59,17 +64,18 @@ def fcn_mnist(folder: Path, quick: bool, seed: int) -> ActingCase:
     few = 2000 if quick else 5000
     return ActingCase(
         "FCN on MNIST", model.eval(), _part(data, 0, few), _part(data, few, 4000 if quick else 10_000), ("*",), 1000,
-        f"plan on {few} images", False,
+        f"plan on {few} images", False, data.x[: 500 if quick else 2000],
     )  # fmt: skip
 
 
 def resnet20(folder: Path, quick: bool, seed: int) -> ActingCase:
     """ResNet-20 on CIFAR-10's test images; the first 2,000, on which the rules of planning were made, stay out."""
     with np.load(zoo.path("cifar10")) as file:
-        x, y = file["x_test"], file["y_test"]
+        x, y, training = file["x_test"], file["y_test"], file["x_train"][: 100 if quick else 400]
     order = 2000 + np.random.default_rng(seed).permutation(len(x) - 2000)
     x, y = x[order], y[order]
-    x = np.ascontiguousarray(np.moveaxis(x, -1, 1)) if x.shape[-1] == 3 else x
+    if x.shape[-1] == 3:
+        x, training = (np.ascontiguousarray(np.moveaxis(images, -1, 1)) for images in (x, training))
     scale = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
     data = StudyData("images", 10, x[:0], None, x, y, **scale)
     path = external_data("resnet20-cifar10", "resnet20-12fca82f.th")
@@ -77,7 +83,7 @@ def resnet20(folder: Path, quick: bool, seed: int) -> ActingCase:
     few, many = (120, 480) if quick else (1200, 3600)
     return ActingCase(
         "ResNet-20", model, _part(data, 0, few), _part(data, few, few + many), ("*",), 100,
-        f"plan on {few} images, judged by {many}", True,
+        f"plan on {few} images, judged by {many}", True, training,
     )  # fmt: skip
 
 
@@ -86,21 +92,30 @@ def stories15m(folder: Path, quick: bool, seed: int) -> ActingCase:
     home = zoo.path("stories15m")
     model: Any = as_module(home)
     few, many, length = (8, 16, 24) if quick else (60, 120, 32)
-    path = folder / f"stories-{few}-{many}-{length}-{seed}.npy"
-    if not path.is_file():
-        torch.manual_seed(seed)
-        start = torch.ones((few + many, 1), dtype=torch.long)
-        drawn = model.generate(
-            start, do_sample=True, temperature=1.0, top_k=0, max_length=length, min_length=length,
-            pad_token_id=0,
-        )  # fmt: skip
-        np.save(path, drawn.numpy())
-    tokens = np.load(path)
+    tokens = sampled(model, few + many, length, seed, folder / f"stories-{few}-{many}-{length}-{seed}.npy")
+    calibration = sampled(
+        model,
+        64 if quick else 512,
+        length,
+        seed + 1000,
+        folder / f"stories-calibration-{length}-{seed}-{quick}.npy",
+    )
     data = StudyData("tokens", 32_000, tokens[:0], None, tokens, None)
     return ActingCase(
         "stories15M", model, _part(data, 0, few), _part(data, few, few + many), ("model.layers.*",), 8,
-        f"plan on {few} sampled sequences of {length} tokens, judged by {many}", True,
+        f"plan on {few} sampled sequences of {length} tokens, judged by {many}", True, calibration,
     )  # fmt: skip
+
+
+def sampled(model: Any, rows: int, length: int, seed: int, path: Path) -> NDArray[Any]:
+    """Sequences that a language model generates at temperature 1 from the start token; computed once."""
+    if not path.is_file():
+        torch.manual_seed(seed)
+        start = torch.ones((rows, 1), dtype=torch.long)
+        options = {"do_sample": True, "temperature": 1.0, "top_k": 0, "pad_token_id": 0}
+        np.save(path, model.generate(start, max_length=length, min_length=length, **options).numpy())
+    tokens: NDArray[Any] = np.load(path)
+    return tokens
 
 
 class Retrieval(nn.Module):
@@ -128,16 +143,9 @@ def minilm(folder: Path, quick: bool, seed: int) -> ActingCase:
     transformers = require("transformers", "transformers", "MiniLM")
     home = zoo.path("minilm")
     tokenizer = transformers.AutoTokenizer.from_pretrained(home, local_files_only=True)
-    text = external_data("wikitext", "test.txt").read_text("utf-8")
     few, many = (32, 96) if quick else (64, 192)
-    passages = []
-    for paragraph in text.split("\n"):
-        ids = tokenizer(paragraph, add_special_tokens=False, verbose=False)["input_ids"]
-        if len(ids) >= 64:
-            passages.append(ids[:64])
-        if len(passages) == few + many:
-            break
-    both = np.array(passages)
+    both = _passages(tokenizer, "test.txt", few + many)
+    calibration = _passages(tokenizer, "valid.txt", 32 if quick else 256).reshape(-1, 32)
     model = Retrieval(as_module(home)).eval()
     with torch.inference_mode():
         model.anchors = torch.cat(
@@ -146,8 +154,20 @@ def minilm(folder: Path, quick: bool, seed: int) -> ActingCase:
     data = StudyData("tokens", len(both), both[:0], None, both[:, 32:], np.arange(len(both)))
     return ActingCase(
         "MiniLM", model, _part(data, 0, few), _part(data, few, few + many), ("encoder.encoder.layer.*",), 32,
-        f"plan on {few} passages, judged by {many}", True,
+        f"plan on {few} passages, judged by {many}", True, calibration,
     )  # fmt: skip
+
+
+def _passages(tokenizer: Any, file: str, count: int) -> NDArray[Any]:
+    """The first 64 tokens of the first paragraphs of WikiText that have as many."""
+    passages = []
+    for paragraph in external_data("wikitext", file).read_text("utf-8").split("\n"):
+        ids = tokenizer(paragraph, add_special_tokens=False, verbose=False)["input_ids"]
+        if len(ids) >= 64:
+            passages.append(ids[:64])
+        if len(passages) == count:
+            break
+    return np.array(passages)
 
 
 CASES: dict[str, Callable[[Path, bool, int], ActingCase]] = {
