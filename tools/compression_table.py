@@ -1,26 +1,31 @@
-"""Print the tables of docs/compression.md: plain and data-aware edits, even spread and plans, on unseen data.
+"""Measure plain and data-aware edits on unseen data: the tables and the figure of docs/compression.md.
 
-    python tools/compression_table.py shakespeare
-    python tools/compression_table.py stories15m --plans
-    python tools/compression_table.py stories15m --tokens --figure docs/images/calibration_tokens.png
-    python tools/compression_table.py smollm2 --only truncate parameters=0.8 --only quantise bits=3,group=32
+    python tools/compression_table.py FOLDER edits [NETWORK ...]     # the same setting in every layer
+    python tools/compression_table.py FOLDER plans [NETWORK ...]     # plans of pruning
+    python tools/compression_table.py FOLDER tokens [NETWORK ...]    # loss against calibration tokens
+    python tools/compression_table.py --page                         # writes the page, the CSV and the figure
 
-Calibration rows, rows to plan on and rows to judge by are different. Every layer of a row of the first table gets the
-same setting. ``sequential`` computes each layer's covariance on the network already changed, as ``strati apply`` does.
+Every number is stored in docs/compression.json as soon as it is measured, and a number that is stored is not measured
+again. FOLDER keeps sampled sequences and studies. Calibration rows, rows to plan on and rows to judge by are different.
+Plans of truncations and of quantisation are those of ``strati reproduce acting``.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
-import tempfile
-import time
-from collections.abc import Iterator
+import csv
+import io
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 from scipy import stats
 from torch import nn
 
@@ -28,256 +33,542 @@ import strati
 from strati.evaluate.batches import read_path
 from strati.interventions.compress.plan import plan
 from strati.interventions.evaluator import Evaluator, Measurement
-from strati.interventions.input_covariance import CalibrationInputs, SequentialInputs
+from strati.interventions.input_covariance import CalibrationInputs, SequentialInputs, input_covariances
 from strati.interventions.kinds import make, read_setting
 from strati.interventions.study import study
 from strati.interventions.targets import find_targets, put_values
 from strati.interventions.tasks import StudyData, make_task, standard_error
 from strati.io.to_module import as_module
 
-EDITS = (
-    *(("truncate", f"parameters={share}", ("", "metric=inputs")) for share in (0.9, 0.8, 0.6)),
-    *(
-        ("quantise", f"bits={bits},group=32", ("", "method=hqq", "method=awq", "method=gptq"))
-        for bits in (4, 3, 2)
-    ),
-    *(("prune", f"share={share}", ("", "method=wanda", "method=sparsegpt")) for share in (0.5, 0.7)),
-    ("prune", "pattern=2:4", ("", "method=wanda", "method=sparsegpt")),
-)
-PLANS = (
-    (
-        "truncate",
-        {"parameters": (0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)},
-        "metric=inputs",
-        ("parameters=0.8", "parameters=0.6"),
-    ),
-    ("quantise", {"bits": (2, 3, 4, 5), "group": 32}, "method=gptq", ("bits=3.6", "bits=3.1")),
-    (
-        "prune",
-        {"share": (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)},
-        "method=sparsegpt",
-        ("parameters=0.5", "parameters=0.3"),
-    ),
-)
-TOKENS = (512, 2048, 8192, 32_768)
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+STORED, PAGE, ACTING = DOCS / "compression.json", DOCS / "compression.md", DOCS / "reproduced" / "acting.json"
+FIGURE = DOCS / "images" / "calibration-tokens.svg"
+TABLE = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end of the table -->\n)", re.DOTALL)
+
+METHODS = {
+    "truncate": {"plain": "", "whitened": "metric=inputs"},
+    "quantise": {"nearest": "", "HQQ": "method=hqq", "AWQ": "method=awq", "GPTQ": "method=gptq"},
+    "prune": {"magnitude": "", "Wanda": "method=wanda", "SparseGPT": "method=sparsegpt"},
+}
+"""Methods of an action, the plain one first and the recommended one last, and what their settings have in addition."""
+SETTINGS = {
+    "truncate": {f"parameters={share}": f"{share} of the parameters" for share in (0.9, 0.8, 0.6)},
+    "quantise": {f"bits={bits},group=32": f"{bits} bits" for bits in (4, 3, 2)},
+    "prune": {"share=0.5": "50 %", "share=0.7": "70 %", "pattern=2:4": "2:4"},
+}
+CURVES = {
+    "whitened truncation to 0.8": ("truncate", "parameters=0.8", "metric=inputs"),
+    "GPTQ to 3 bits": ("quantise", "bits=3,group=32", "method=gptq"),
+    "SparseGPT of 50 %": ("prune", "share=0.5", "method=sparsegpt"),
+}
+"""Edits of the figure."""
+DRAWS = 3
+PLANNED = {"share": (0.2, 0.35, 0.5, 0.65, 0.8)}
+BUDGET = "parameters=0.5"
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network with three sets of data that do not overlap."""
+    """A network with data to calibrate on, to plan on and to judge by, which do not overlap.
 
+    Attributes:
+        title: Its name in the tables.
+        model: The module.
+        layers: Patterns of the layers that are changed.
+        calibration: Rows for the covariances.
+        plan: Data to plan on.
+        test: Data to judge by.
+        batch: Rows of a forward pass.
+        draws: Rows for the figure's covariances, independent draws.
+        tokens: Calibration tokens of the figure's points.
+        settings: Settings that are measured; all where it is empty.
+    """
+
+    title: str
     model: nn.Module
     layers: tuple[str, ...]
-    calibration: StudyData
+    calibration: NDArray[Any]
     plan: StudyData
     test: StudyData
     batch: int
+    draws: tuple[NDArray[Any], ...] = ()
+    tokens: tuple[int, ...] = ()
+    settings: tuple[str, ...] = ()
+
+    @cached_property
+    def targets(self) -> tuple[str, ...]:
+        """The layers that are changed."""
+        return tuple(target.name for target in find_targets(self.model, self.layers))
+
+    @cached_property
+    def intact(self) -> Measurement:
+        """The network as it is, on the test data."""
+        return Evaluator("model", self.model, task=make_task(self.test, "loss", self.batch)).now()
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """How much data there are."""
+        words = self.test.kind == "tokens"
+        length = self.calibration.shape[1] if words else 1
+        return {
+            "title": self.title,
+            "unit": "tokens" if words else "images",
+            "calibration": len(self.calibration) * length,
+            "test": len(self.test.x_test) * length,
+            "rows": len(self.test.x_test),
+            "length": length,
+        }
+
+    def everywhere(self, setting: str) -> dict[str, str]:
+        """One setting for every layer."""
+        return dict.fromkeys(self.targets, setting)
+
+    def edited(self, action: str, choices: dict[str, str], rows: NDArray[Any] | None = None) -> Measurement:
+        """The network with a setting for every layer, on the test data; covariances layer by layer, as in ``apply``.
+
+        Args:
+            action: What is done.
+            choices: Layer -> setting.
+            rows: Rows for the covariances. Default: all.
+        """
+        model = copy.deepcopy(self.model)
+        calibration = replace(self.test, x=self.calibration if rows is None else rows)
+        inputs = SequentialInputs(model, calibration.calibration_batches())
+        task = make_task(self.test, "loss", self.batch)
+        evaluator = Evaluator("model", model, task=task, calibration=inputs)
+        for layer in (name for name in self.targets if name in choices):
+            put_values(model, evaluator.target(layer), evaluator.change(action, layer, choices[layer]))
+        return evaluator.now()
 
 
-def shakespeare() -> Network:
+class StoredInputs(CalibrationInputs):
+    """The covariances of all layers of the intact network, for several edits."""
+
+    def of(self, layer: str) -> Any:
+        """The covariance of one layer."""
+        if not self._known:
+            self._known = input_covariances(self.model, self.batches, self._targets)
+        return self._known[layer].require_tokens()
+
+
+class IntactNetwork(Network):
+    """A network whose covariances are those of the intact network, because it is too large for one pass per edit."""
+
+    @cached_property
+    def _inputs(self) -> StoredInputs:
+        batches = replace(self.test, x=self.calibration).calibration_batches()
+        return StoredInputs(self.model, batches, find_targets(self.model, self.layers))
+
+    def edited(self, action: str, choices: dict[str, str], rows: NDArray[Any] | None = None) -> Measurement:
+        """The network with a setting for every layer, on the test data; all covariances of the intact network."""
+        task = make_task(self.test, "loss", self.batch)
+        return Evaluator("model", self.model, task=task, calibration=self._inputs).measure(action, choices)
+
+
+def shakespeare(_folder: Path) -> Network:
     """The embedded transformer on The Tempest, which it was not trained on."""
-    home = strati.embedded.path("shakespeare")
-    model = as_module(home).float().eval()
+    model: Any = as_module(strati.embedded.path("shakespeare")).float().eval()
     ids = np.asarray(read_path(strati.embedded.path("tempest.txt"), model)).reshape(-1)
     rows = ids[: len(ids) // 128 * 128].reshape(-1, 128)
     rows = rows[np.random.default_rng(0).permutation(len(rows))]
-    return _text(model, rows, (160, 100, 300))
+    tokens = (256, 512, 1024, 2048, 4096, 8192)
+    return _text("embedded transformer", model, rows, (192, 68, 300), 20, tokens)
 
 
-def stories15m(length: int = 32) -> Network:
-    """stories15M on sequences sampled from it at temperature 1: 1024 to calibrate, 60 to plan, 120 to judge by."""
+def stories15m(folder: Path) -> Network:
+    """stories15M on sequences of 256 tokens sampled from it at temperature 1."""
     from strati_reproductions import zoo
+    from strati_reproductions.acting.subjects import sampled
 
-    model = as_module(zoo.path("stories15m")).float().eval()
-    counts = (1024, 60, 120)
-    path = Path(tempfile.gettempdir()) / f"strati-stories-{sum(counts)}x{length}.npy"
-    if not path.is_file():
-        torch.manual_seed(0)
-        start = torch.ones((sum(counts), 1), dtype=torch.long)
-        options = {"do_sample": True, "temperature": 1.0, "top_k": 0, "pad_token_id": 0}
-        drawn = model.generate(start, max_length=length, min_length=length, **options)
-        np.save(path, drawn.numpy())
-    return _text(model, np.load(path), counts)
+    model: Any = as_module(zoo.path("stories15m")).float().eval()
+    counts = (192, 0, 40)
+    rows = sampled(model, sum(counts), 256, 0, folder / f"stories-{sum(counts)}x256.npy")
+    tokens = (256, 1024, 4096, 16_384)
+    network = _text("stories15M", model, rows, counts, 4, tokens)
+    return replace(network, calibration=network.draws[0])
 
 
-def smollm2() -> Network:
-    """SmolLM2-135M on windows of WikiText."""
+def resnet20(folder: Path) -> Network:
+    """ResNet-20 on CIFAR-10: training images to calibrate, test images to plan on and others to judge by."""
+    return _acting("resnet20", folder)
+
+
+def smollm2(_folder: Path) -> Network:
+    """SmolLM2-135M on WikiText; the file's weights are rounded to 4 bits in groups of 32 (Q4_1) already."""
     from strati_reproductions import zoo
     from strati_reproductions.datasets import wikitext_tokens
 
     path = zoo.path("smollm2")
-    model = as_module(path).float().eval()
-    rows = np.asarray(wikitext_tokens(path, 24 * 512)).reshape(24, 512)
-    return _text(model, rows[np.random.default_rng(0).permutation(24)], (16, 0, 8), batch=2)
+    model: Any = as_module(path).float().eval()
+    rows = np.asarray(wikitext_tokens(path, 32 * 256)).reshape(32, 256)
+    settings = ("parameters=0.8", "bits=3,group=32", "share=0.5")
+    network = _text("SmolLM2-135M", model, rows, (16, 0, 16), 2)
+    return IntactNetwork(**(network.__dict__ | {"settings": settings}))
 
 
-def _text(model: nn.Module, rows: np.ndarray, counts: tuple[int, int, int], batch: int = 20) -> Network:
-    parts = np.split(rows, np.cumsum(counts))[:3]
+def short_stories(folder: Path) -> Network:
+    """stories15M on sequences of 32 tokens, with the data of ``strati reproduce acting``."""
+    return _acting("stories15m", folder)
+
+
+def _acting(name: str, folder: Path) -> Network:
+    from strati_reproductions.acting.subjects import CASES
+
+    case = CASES[name](folder, False, 1)
+    assert case.calibration is not None
+    return Network(case.name, case.model, case.layers, case.calibration, case.plan, case.test, case.batch)
+
+
+def _text(
+    title: str,
+    model: Any,
+    rows: NDArray[Any],
+    counts: tuple[int, int, int],
+    batch: int,
+    tokens: tuple[int, ...] = (),
+) -> Network:
+    calibration, planning, test = np.split(rows, np.cumsum(counts))[:3]
     vocabulary = int(model.config.vocab_size)
-    calibration, planning, test = (StudyData("tokens", vocabulary, p[:0], None, p, None) for p in parts)
-    calibration = replace(calibration, x=calibration.x_test)
-    return Network(model, ("model.layers.*",), calibration, planning, test, batch)
+    planned, judged = (StudyData("tokens", vocabulary, p[:0], None, p, None) for p in (planning, test))
+    draws = tuple(np.array_split(calibration, DRAWS))
+    return Network(title, model, ("model.layers.*",), calibration, planned, judged, batch, draws, tokens)
 
 
-def resnet20() -> Network:
-    """ResNet-20 on CIFAR-10's test images."""
-    from strati_reproductions.acting.subjects import resnet20 as images
+NETWORKS: dict[str, Callable[[Path], Network]] = {
+    "shakespeare": shakespeare,
+    "stories15m": stories15m,
+    "resnet20": resnet20,
+    "smollm2": smollm2,
+}
+PLANS = {"shakespeare": shakespeare, "stories15m": short_stories, "resnet20": resnet20}
+TOKENS = ("shakespeare", "stories15m")
 
-    case = images(Path(tempfile.gettempdir()), False, 0)
-    parts = [
-        replace(case.test, x_test=case.test.x_test[i:j], y_test=case.test.y_test[i:j])
-        for i, j in ((0, 400), (400, 3400))
-    ]
-    calibration = replace(parts[0], x=parts[0].x_test, y=None)
-    few = replace(case.plan, x_test=case.plan.x_test[:400], y_test=case.plan.y_test[:400])
-    return Network(case.model, ("*",), calibration, few, parts[1], 100)
-
-
-NETWORKS = {"shakespeare": shakespeare, "stories15m": stories15m, "resnet20": resnet20, "smollm2": smollm2}
+Units = Iterator[tuple[str, Callable[[], Any]]]
+"""Keys of numbers, and how each is measured."""
 
 
-def measured(
-    network: Network, action: str, choices: dict[str, str], *, sequential: bool = False
-) -> Measurement:
-    """The network with a setting for every layer, on the test data."""
-    model = copy.deepcopy(network.model)
-    inputs = (SequentialInputs if sequential else CalibrationInputs)(
-        model, network.calibration.calibration_batches()
-    )
-    task = make_task(network.test, "loss", network.batch)
-    evaluator = Evaluator("model", model, task=task, calibration=inputs)
-    changes = []
-    for layer, choice in choices.items():
-        change = evaluator.change(action, layer, choice)
-        changes.append((evaluator.target(layer), change))
-        if sequential:
-            put_values(model, *changes[-1])
-    for target, change in changes:
-        put_values(model, target, change)
-    return evaluator.now()
-
-
-def loss_of(network: Network, action: str, choices: dict[str, str], *, sequential: bool = False) -> str:
-    """The loss on the test data with a setting for every layer."""
-    return f"{measured(network, action, choices, sequential=sequential).performance:.3f}"
-
-
-def gain(better: Measurement, worse: Measurement) -> str:
-    """How much less the first loses, compared example by example, with a 95 % interval."""
-    difference = worse.groups - better.groups
-    half = stats.t.ppf(0.975, len(difference) - 1) * standard_error(difference)
-    return f"{difference.mean():.3f} ± {half:.3f}"
-
-
-def everywhere(network: Network, setting: str) -> dict[str, str]:
-    """One setting for every layer."""
-    return dict.fromkeys((t.name for t in find_targets(network.model, network.layers)), setting)
-
-
-def edits_table(network: Network, only: list[list[str]]) -> Iterator[tuple[str, ...]]:
+def edits(network: Network, _folder: Path) -> Units:
     """Plain and data-aware edits, the same setting in every layer."""
-    yield ("edit", "intact covariance", "sequential")
-    yield ("none", loss_of(network, "truncate", {}), "")
-    for action, setting, variants in EDITS:
-        if only and [action, setting] not in only:
-            continue
-        for variant in variants:
-            choices = everywhere(network, ",".join(filter(None, (setting, variant))))
-            aware = variant not in ("", "method=hqq")
-            after = loss_of(network, action, choices, sequential=True) if aware else ""
-            yield (f"{action} {choices[next(iter(choices))]}", loss_of(network, action, choices), after)
+    yield "about", lambda: network.about
+    yield "none", lambda: {"loss": network.intact.performance, "error": _error(network.intact)}
+    for action, methods in METHODS.items():
+        for setting in SETTINGS[action]:
+            if network.settings and setting not in network.settings:
+                continue
+            for extra in methods.values():
+                choice = ",".join(filter(None, (setting, extra)))
+                yield (
+                    f"{action} {choice}",
+                    lambda a=action, c=choice: compared(
+                        network.edited(a, network.everywhere(c)), network.intact
+                    ),
+                )
 
 
-def plans_table(network: Network, only: list[list[str]]) -> Iterator[tuple[str, ...]]:
-    """Plans of plain and of data-aware edits, judged on data that neither covariances nor plan saw."""
-    heads = ("budget", "plan, plain", "even, aware", "plan, aware", "gain over even", "gain over plain")
-    yield heads
-    for action, settings, aware, budgets in PLANS:
-        budgets = [budget for budget in budgets if not only or [action, budget] in only]
-        rows: dict[str, list[Measurement]] = {budget: [] for budget in budgets}
-        for extra in ({}, read_setting(aware)) if budgets else ():
-            rows_of_study = study(
-                network.model,
-                data=network.plan,
-                calibration=network.calibration.x,
-                interventions=make(action, settings | extra),
-                performance="loss",
-                layers=network.layers,
-                batch=network.batch,
-                spectral=False,
-                activations=False,
-            )
-            for budget in budgets:
-                made = plan(rows_of_study, budget=budget, action=action, combinations=4)
-                if extra:
-                    even = dict(made.uniform["layers"])
-                    rows[budget].append(measured(network, action, even, sequential=True))
-                rows[budget].append(measured(network, action, made.choices, sequential=bool(extra)))
-        for budget, (plain, even, planned) in rows.items():
-            losses = (f"{m.performance:.3f}" for m in (plain, even, planned))
-            yield (f"{action} {budget}", *losses, gain(planned, even), gain(planned, plain))
+def tokens(network: Network, _folder: Path) -> Units:
+    """Losses with few and many calibration tokens; draws of the rows do not overlap."""
+    length = network.calibration.shape[1]
+    for name, (action, setting, extra) in CURVES.items():
+        plain = network.everywhere(setting)
+        yield f"{name}: plain", lambda a=action, c=plain: network.edited(a, c).performance
+        aware = network.everywhere(f"{setting},{extra}")
+        for count in network.tokens:
+            for number, draw in enumerate(network.draws):
+                rows = draw[: count // length]
+                yield (
+                    f"{name}: {count}: {number}",
+                    lambda a=action, c=aware, r=rows: network.edited(a, c, r).performance,
+                )
 
 
-def tokens_table(network: Network, only: list[list[str]]) -> Iterator[tuple[str, ...]]:
-    """Loss against the number of calibration tokens."""
-    settings = (
-        ("truncate", "parameters=0.6,metric=inputs"),
-        ("quantise", "bits=3,group=32,method=gptq"),
-        ("prune", "share=0.7,method=sparsegpt"),
-    )
-    settings = tuple(pair for pair in settings if not only or list(pair) in only)
-    yield ("calibration tokens", *(f"{a} {s}" for a, s in settings))
-    length = network.calibration.x.shape[1]
-    for tokens in TOKENS:
-        fewer = replace(
-            network, calibration=replace(network.calibration, x=network.calibration.x[: tokens // length])
+def plans(network: Network, folder: Path) -> Units:
+    """Plans of pruning, plain and data-aware, and the same share everywhere."""
+    yield "about", lambda: network.about | {"planned": len(network.plan.x_test)}
+    yield "none", lambda: {"loss": network.intact.performance, "error": _error(network.intact)}
+    yield f"prune {BUDGET}", lambda: planned(network, "prune", folder)
+
+
+def planned(network: Network, action: str, folder: Path) -> dict[str, Any]:
+    """A plan of data-aware edits against the same setting everywhere and against a plan of plain edits."""
+    *_, aware = METHODS[action].values()
+    measurements = {}
+    for word, extra in (("plain", {}), ("aware", read_setting(aware))):
+        rows = study(
+            network.model,
+            data=network.plan,
+            calibration=network.calibration if extra else None,
+            interventions=make(action, PLANNED | extra),
+            performance="loss",
+            layers=network.layers,
+            batch=network.batch,
+            spectral=False,
+            activations=False,
+            out=folder / f"{network.title}-{action}-{word}",
         )
-        losses = [loss_of(fewer, a, everywhere(network, s), sequential=True) for a, s in settings]
-        yield (str(len(fewer.calibration.x) * length), *losses)
+        made = plan(rows, budget=BUDGET, action=action, combinations=4, layers=network.layers)
+        measurements[word] = network.edited(action, made.choices)
+        if extra:
+            measurements["even"] = network.edited(action, dict(made.uniform["layers"]))
+    best = measurements["aware"]
+    gains = {word: compared(best, measurements[word]) for word in ("even", "plain")}
+    return {
+        "plan": best.performance,
+        **{word: m.performance for word, m in measurements.items() if word != "aware"},
+        **{f"gain over {word}": -gain["rise"] for word, gain in gains.items()},
+        **{f"half over {word}": gain["half"] for word, gain in gains.items()},
+    }
 
 
-def draw(rows: list[tuple[str, ...]], path: str) -> None:
-    """The table of calibration tokens as a figure."""
+def compared(edited: Measurement, intact: Measurement) -> dict[str, float]:
+    """A loss, and how far it is above another with a 95 % interval, compared example by example."""
+    assert edited.groups is not None and intact.groups is not None
+    rise = edited.groups - intact.groups
+    half = float(stats.t.ppf(0.975, len(rise) - 1)) * (standard_error(rise) or 0.0)
+    return {
+        "loss": edited.performance,
+        "rise": edited.performance - intact.performance,
+        "half": half,
+    }
+
+
+def _error(measured: Measurement) -> float:
+    assert measured.groups is not None
+    return float(stats.t.ppf(0.975, len(measured.groups) - 1)) * (standard_error(measured.groups) or 0.0)
+
+
+PARTS: dict[str, tuple[Callable[[Network, Path], Units], Sequence[str]]] = {
+    "edits": (edits, tuple(NETWORKS)),
+    "plans": (plans, tuple(PLANS)),
+    "tokens": (tokens, TOKENS),
+}
+
+
+def measure(folder: Path, part: str, names: Sequence[str], stored: dict[str, Any]) -> Iterator[str]:
+    """Measure what is not stored yet; the keys of what was measured, after each."""
+    units, usual = PARTS[part]
+    for name in names or usual:
+        open_network = PLANS[name] if part == "plans" else NETWORKS[name]
+        cells = stored.setdefault(part, {}).setdefault(name, {})
+        for key, number in units(open_network(folder), folder):
+            if key not in cells:
+                cells[key] = number()
+                yield f"{part} {name} {key}"
+
+
+def row(*cells: str) -> str:
+    """A line of a table."""
+    return f"| {' | '.join(cells)} |\n"
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    return row(*heads) + row(*("---" for _ in heads)) + "".join(row(*cells) for cells in rows)
+
+
+def loss_cell(cell: dict[str, float] | None) -> str:
+    """The rise above the intact loss with its interval."""
+    return (
+        ""
+        if cell is None
+        else f"{cell['loss']:.3f} (+{cell['rise']:.3f} ± {cell['half']:.3f})".replace("+-", "−")
+    )
+
+
+def edits_table(stored: dict[str, Any], action: str) -> str:
+    """One action: networks and settings in lines, methods in columns; the best of a line in bold."""
+    rows = []
+    for cells in stored["edits"].values():
+        title = cells["about"]["title"]
+        for setting, words in SETTINGS[action].items():
+            keys = [
+                f"{action} {','.join(filter(None, (setting, extra)))}" for extra in METHODS[action].values()
+            ]
+            line = [cells.get(key) for key in keys]
+            known = [cell["loss"] for cell in line if cell is not None]
+            if not known:
+                continue
+            best = min(known)
+            shown = [
+                f"**{loss_cell(c)}**" if c is not None and c["loss"] == best else loss_cell(c) for c in line
+            ]
+            rows.append([title, words, *shown])
+    return table(["network", "setting", *METHODS[action]], rows)
+
+
+def data_table(stored: dict[str, Any]) -> str:
+    """What the edits were measured on, with the intact losses."""
+    rows = []
+    for cells in stored["edits"].values():
+        about, intact = cells["about"], cells["none"]
+        of = "" if about["unit"] == "images" else f" in {about['rows']} sequences of {about['length']}"
+        rows.append(
+            [
+                about["title"],
+                f"{about['calibration']:,} {about['unit']}",
+                f"{about['test']:,} {about['unit']}{of}",
+                f"{intact['loss']:.3f} ± {intact['error']:.3f}",
+            ]
+        )
+    return table(["network", "calibration", "loss measured on", "intact loss"], rows)
+
+
+def advice_table(stored: dict[str, Any]) -> str:
+    """What the recommended method of each action adds to the loss, and what the plain one adds."""
+    rows = []
+    for action, methods in METHODS.items():
+        (_, plain), (name, best) = next(iter(methods.items())), list(methods.items())[-1]
+        for setting, words in SETTINGS[action].items():
+            line = [f"{action}: {words}", name]
+            for cells in stored["edits"].values():
+                pair = [cells.get(f"{action} {','.join(filter(None, (setting, x)))}") for x in (best, plain)]
+                known = [f"{cell['rise']:.2f}" for cell in pair if cell is not None]
+                line.append(" / ".join(known))
+            rows.append(line)
+    titles = [cells["about"]["title"] for cells in stored["edits"].values()]
+    return table(["edit", "method", *titles], rows)
+
+
+def plans_table(stored: dict[str, Any], acting: dict[str, Any]) -> str:
+    """Plans of data-aware edits against the same setting everywhere and against plans of plain edits."""
+    rows = []
+    for line in acting["rows"]:
+        if line.get("key") == "cell":
+            network, _, what = line["what"].partition(", ")
+            facts = line["facts"]
+            losses = [f"{x:.3f}" for x in (facts["plain_loss"], facts["even_loss"], line["ours"])]
+            words = [facts["even"], facts["plain"]]
+            rows.append([network, what.replace(" to ", " "), *losses, *words])
+    for cells in stored.get("plans", {}).values():
+        for key, cell in cells.items():
+            if key in ("about", "none"):
+                continue
+            losses = [f"{cell[word]:.3f}" for word in ("plain", "even", "plan")]
+            words = [verdict(cell[f"gain over {w}"], cell[f"half over {w}"]) for w in ("even", "plain")]
+            rows.append([cells["about"]["title"], key, *losses, *words])
+    heads = [
+        "network",
+        "budget",
+        "plan, plain",
+        "even, aware",
+        "plan, aware",
+        "against even",
+        "against plain plan",
+    ]
+    return table(heads, rows)
+
+
+def verdict(gain: float, half: float) -> str:
+    """Whether a gain lies beyond its interval."""
+    return "better" if gain > half else "worse" if gain < -half else "no difference"
+
+
+def curves(stored: dict[str, Any]) -> list[dict[str, Any]]:
+    """The points of the figure: network, edit, tokens, mean, least and greatest loss, and the plain edit's loss."""
+    points = []
+    for name, cells in stored.get("tokens", {}).items():
+        title = stored["edits"][name]["about"]["title"]
+        for edit in CURVES:
+            counts = sorted(
+                {int(k.split(": ")[1]) for k in cells if k.startswith(f"{edit}: ") and k[-1].isdigit()}
+            )
+            for count in counts:
+                losses = [cells[k] for k in cells if k.startswith(f"{edit}: {count}: ")]
+                points.append(
+                    {
+                        "network": title,
+                        "edit": edit,
+                        "tokens": count,
+                        "mean": float(np.mean(losses)),
+                        "least": min(losses),
+                        "greatest": max(losses),
+                        "draws": len(losses),
+                        "plain": cells[f"{edit}: plain"],
+                    }
+                )
+    return points
+
+
+def tokens_table(stored: dict[str, Any]) -> str:
+    """Mean and range of the loss over the draws: tokens in lines, edits in columns; last line the plain edit."""
+    rows = []
+    points = curves(stored)
+    for title in dict.fromkeys(p["network"] for p in points):
+        some = [p for p in points if p["network"] == title]
+        for count in sorted({p["tokens"] for p in some}):
+            line = {p["edit"]: p for p in some if p["tokens"] == count}
+            shown = [f"{p['mean']:.3f} ({p['least']:.3f} to {p['greatest']:.3f})" for p in line.values()]
+            rows.append([title, f"{count:,}", *shown])
+        plain = {p["edit"]: p["plain"] for p in some}
+        rows.append([title, "plain edit", *(f"{loss:.3f}" for loss in plain.values())])
+    return table(["network", "calibration tokens", *CURVES], rows)
+
+
+def filled(page: str, stored: dict[str, Any], acting: dict[str, Any]) -> str:
+    """The page with its tables made from the stored numbers."""
+    made: dict[str, Callable[[], str]] = {
+        **{action: lambda a=action: edits_table(stored, a) for action in METHODS},
+        "advice": lambda: advice_table(stored),
+        "data": lambda: data_table(stored),
+        "plans": lambda: plans_table(stored, acting),
+        "tokens": lambda: tokens_table(stored),
+    }
+    return TABLE.sub(lambda match: f"{match[1]}\n{made[match['name']]()}\n{match[3]}", page)
+
+
+def points_as_csv(points: list[dict[str, Any]]) -> str:
+    """The figure's data."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(points[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({k: round(v, 5) if isinstance(v, float) else v for k, v in p.items()} for p in points)
+    return text.getvalue()
+
+
+def draw(points: list[dict[str, Any]], path: Path) -> None:
+    """Loss against calibration tokens, one panel per network; dotted lines are the plain edits."""
     import matplotlib as mpl
 
     mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "strati"
+    mpl.rcParams["svg.fonttype"] = "none"
     from matplotlib import pyplot as plt
 
-    heads, tokens = rows[0], [int(row[0]) for row in rows[1:]]
-    figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
-    for place, name in enumerate(heads[1:], start=1):
-        axes.plot(tokens, [float(row[place]) for row in rows[1:]], marker="o", label=name)
-    axes.set(xscale="log", xlabel=heads[0], ylabel="loss on unseen data (nats)")
-    axes.legend(fontsize=8)
-    figure.savefig(path, dpi=120)
+    titles = list(dict.fromkeys(p["network"] for p in points))
+    figure, panels = plt.subplots(1, len(titles), figsize=(4 * len(titles), 3.4), layout="constrained")
+    for axes, title in zip(np.atleast_1d(panels), titles, strict=True):
+        for number, edit in enumerate(CURVES):
+            line = [p for p in points if (p["network"], p["edit"]) == (title, edit)]
+            x, mean = [p["tokens"] for p in line], np.array([p["mean"] for p in line])
+            ends = [mean - [p["least"] for p in line], [p["greatest"] for p in line] - mean]
+            axes.errorbar(x, mean, yerr=ends, marker="o", ms=4, capsize=2, color=f"C{number}", label=edit)
+            axes.axhline(line[0]["plain"], ls=":", lw=1, color=f"C{number}")
+        axes.set(xscale="log", yscale="log", title=title, xlabel="calibration tokens")
+        axes.yaxis.set_major_formatter("{x:.2g}")
+        axes.yaxis.set_minor_formatter("{x:.2g}")
+    np.atleast_1d(panels)[0].set_ylabel("loss on unseen data (nats)")
+    np.atleast_1d(panels)[-1].legend(fontsize=8)
+    figure.savefig(path, metadata={"Date": None})
 
 
-def main() -> None:
-    """Print one table as Markdown."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("network", choices=NETWORKS)
-    parser.add_argument("--plans", action="store_true", help="plans instead of the even spread")
-    parser.add_argument("--tokens", action="store_true", help="loss against calibration tokens")
-    parser.add_argument("--only", nargs=2, action="append", default=[], metavar=("ACTION", "SETTING"))
-    parser.add_argument("--rows", type=int, metavar="N", help="use only N calibration rows")
-    parser.add_argument("--figure", metavar="FILE.png", help="draw the table of --tokens")
-    options = parser.parse_args()
-    table = plans_table if options.plans else tokens_table if options.tokens else edits_table
-    start = time.perf_counter()
-    rows = []
-    network = NETWORKS[options.network]()
-    calibration = replace(network.calibration, x=network.calibration.x[: options.rows])
-    for cells in table(replace(network, calibration=calibration), options.only):
-        print(f"| {' | '.join(cells)} |", flush=True)
-        if not rows:
-            print("|" + " --- |" * len(cells), flush=True)
-        rows.append(cells)
-    if options.figure:
-        draw(rows, options.figure)
-    print(f"\n{time.perf_counter() - start:.0f} seconds")
+def main(words: list[str]) -> int:
+    """Measure a part and store its numbers, or write the page."""
+    stored = json.loads(STORED.read_text()) if STORED.is_file() else {}
+    if words == ["--page"]:
+        points = curves(stored)
+        FIGURE.with_suffix(".csv").write_text(points_as_csv(points))
+        draw(points, FIGURE)
+        PAGE.write_text(filled(PAGE.read_text(), stored, json.loads(ACTING.read_text())))
+        return 0
+    if len(words) < 2 or words[1] not in PARTS or not {*words[2:]} <= {*PARTS[words[1]][1]}:
+        print(__doc__, file=sys.stderr)
+        return 2
+    folder = Path(words[0])
+    folder.mkdir(parents=True, exist_ok=True)
+    for key in measure(folder, words[1], words[2:], stored):
+        STORED.write_text(json.dumps(stored, indent=1) + "\n")
+        print(key, flush=True)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))
