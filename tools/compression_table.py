@@ -1,6 +1,7 @@
 """Measure plain and data-aware edits on unseen data: the tables and the figure of docs/compression.md.
 
     python tools/compression_table.py FOLDER edits [NETWORK ...]     # the same setting in every layer
+    python tools/compression_table.py FOLDER intact                  # the same with covariances of the intact network
     python tools/compression_table.py FOLDER plans [NETWORK ...]     # plans of pruning
     python tools/compression_table.py FOLDER tokens [NETWORK ...]    # loss against calibration tokens
     python tools/compression_table.py --page                         # writes the page, the CSV and the figure
@@ -19,7 +20,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,12 @@ class StoredInputs(CalibrationInputs):
 
 
 class IntactNetwork(Network):
-    """A network whose covariances are those of the intact network, because it is too large for one pass per edit."""
+    """A network whose covariances are those of the intact network, computed once for all edits."""
+
+    @classmethod
+    def of(cls, network: Network) -> IntactNetwork:
+        """The same network with its data."""
+        return cls(*(getattr(network, field.name) for field in fields(network)))
 
     @cached_property
     def _inputs(self) -> StoredInputs:
@@ -203,7 +209,7 @@ def smollm2(_folder: Path) -> Network:
     rows = np.asarray(wikitext_tokens(path, 32 * 256)).reshape(32, 256)
     settings = ("parameters=0.8", "bits=3,group=32", "share=0.5")
     network = _text("SmolLM2-135M", model, rows, (16, 0, 16), 2)
-    return IntactNetwork(**(network.__dict__ | {"settings": settings}))
+    return IntactNetwork.of(replace(network, settings=settings))
 
 
 def short_stories(folder: Path) -> Network:
@@ -263,6 +269,13 @@ def edits(network: Network, _folder: Path) -> Units:
                         network.edited(a, network.everywhere(c)), network.intact
                     ),
                 )
+
+
+def intact(network: Network, folder: Path) -> Units:
+    """Data-aware edits with the covariances of the intact network, as ``study`` and ``plan`` use them."""
+    for key, number in edits(IntactNetwork.of(network), folder):
+        if any(key.endswith(extra) for methods in METHODS.values() for extra in methods.values() if extra):
+            yield key, number
 
 
 def tokens(network: Network, _folder: Path) -> Units:
@@ -338,6 +351,7 @@ def _error(measured: Measurement) -> float:
 
 PARTS: dict[str, tuple[Callable[[Network, Path], Units], Sequence[str]]] = {
     "edits": (edits, tuple(NETWORKS)),
+    "intact": (intact, ("shakespeare",)),
     "plans": (plans, tuple(PLANS)),
     "tokens": (tokens, TOKENS),
 }
@@ -457,6 +471,20 @@ def plans_table(stored: dict[str, Any], acting: dict[str, Any]) -> str:
     return table(heads, rows)
 
 
+def order_table(stored: dict[str, Any]) -> str:
+    """Recommended edits with covariances computed layer by layer, and with those of the intact network."""
+    rows = []
+    for name, cells in stored.get("intact", {}).items():
+        about = stored["edits"][name]["about"]
+        for action, methods in METHODS.items():
+            method, extra = list(methods.items())[-1]
+            for setting, words in SETTINGS[action].items():
+                key = f"{action} {setting},{extra}"
+                losses = [f"{part[key]['loss']:.3f}" for part in (cells, stored["edits"][name])]
+                rows.append([about["title"], f"{method}, {words}", *losses])
+    return table(["network", "edit", "intact network", "layer by layer"], rows)
+
+
 def verdict(gain: float, half: float) -> str:
     """Whether a gain lies beyond its interval."""
     return "better" if gain > half else "worse" if gain < -half else "no difference"
@@ -509,6 +537,7 @@ def filled(page: str, stored: dict[str, Any], acting: dict[str, Any]) -> str:
         **{action: lambda a=action: edits_table(stored, a) for action in METHODS},
         "advice": lambda: advice_table(stored),
         "data": lambda: data_table(stored),
+        "order": lambda: order_table(stored),
         "plans": lambda: plans_table(stored, acting),
         "tokens": lambda: tokens_table(stored),
     }
