@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import csv
 import io
+import itertools
 import json
 import re
 import sys
@@ -281,17 +282,16 @@ def intact(network: Network, folder: Path) -> Units:
 def tokens(network: Network, _folder: Path) -> Units:
     """Losses with few and many calibration tokens; draws of the rows do not overlap."""
     length = network.calibration.shape[1]
-    for name, (action, setting, extra) in CURVES.items():
+    for name, (action, setting, _) in CURVES.items():
         plain = network.everywhere(setting)
         yield f"{name}: plain", lambda a=action, c=plain: network.edited(a, c).performance
+    for count, (name, (action, setting, extra)) in itertools.product(network.tokens, CURVES.items()):
         aware = network.everywhere(f"{setting},{extra}")
-        for count in network.tokens:
-            for number, draw in enumerate(network.draws):
-                rows = draw[: count // length]
-                yield (
-                    f"{name}: {count}: {number}",
-                    lambda a=action, c=aware, r=rows: network.edited(a, c, r).performance,
-                )
+        for number, draw in enumerate(network.draws):
+            yield (
+                f"{name}: {count}: {number}",
+                lambda a=action, c=aware, r=draw[: count // length]: network.edited(a, c, r).performance,
+            )
 
 
 def plans(network: Network, folder: Path) -> Units:
@@ -380,12 +380,11 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def loss_cell(cell: dict[str, float] | None) -> str:
-    """The rise above the intact loss with its interval."""
-    return (
-        ""
-        if cell is None
-        else f"{cell['loss']:.3f} (+{cell['rise']:.3f} ± {cell['half']:.3f})".replace("+-", "−")
-    )
+    """The loss, and the rise above the intact loss with its interval."""
+    if cell is None:
+        return ""
+    rise = round(cell["rise"], 3) + 0.0  # no negative zero
+    return f"{cell['loss']:.3f} ({'−' if rise < 0 else '+'}{abs(rise):.3f} ± {cell['half']:.3f})"
 
 
 def edits_table(stored: dict[str, Any], action: str) -> str:
@@ -435,7 +434,7 @@ def advice_table(stored: dict[str, Any]) -> str:
             line = [f"{action}: {words}", name]
             for cells in stored["edits"].values():
                 pair = [cells.get(f"{action} {','.join(filter(None, (setting, x)))}") for x in (best, plain)]
-                known = [f"{cell['rise']:.2f}" for cell in pair if cell is not None]
+                known = [f"{round(cell['rise'], 2) + 0.0:.2f}" for cell in pair if cell is not None]
                 line.append(" / ".join(known))
             rows.append(line)
     titles = [cells["about"]["title"] for cells in stored["edits"].values()]
