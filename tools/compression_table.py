@@ -467,7 +467,7 @@ def plans_table(stored: dict[str, Any], acting: dict[str, Any]) -> str:
         "against even",
         "against plain plan",
     ]
-    return table(heads, rows)
+    return table(heads, rows) if rows else ""
 
 
 def order_table(stored: dict[str, Any]) -> str:
@@ -490,28 +490,23 @@ def verdict(gain: float, half: float) -> str:
 
 
 def curves(stored: dict[str, Any]) -> list[dict[str, Any]]:
-    """The points of the figure: network, edit, tokens, mean, least and greatest loss, and the plain edit's loss."""
+    """The points of the figure: mean, least and greatest loss over the draws, and the plain edit's loss.
+
+    A number of tokens at which an edit or a draw is missing is left out.
+    """
     points = []
-    for name, cells in stored.get("tokens", {}).items():
+    for name, cells in stored["tokens"].items():
         title = stored["edits"][name]["about"]["title"]
-        for edit in CURVES:
-            counts = sorted(
-                {int(k.split(": ")[1]) for k in cells if k.startswith(f"{edit}: ") and k[-1].isdigit()}
-            )
-            for count in counts:
-                losses = [cells[k] for k in cells if k.startswith(f"{edit}: {count}: ")]
-                points.append(
-                    {
-                        "network": title,
-                        "edit": edit,
-                        "tokens": count,
-                        "mean": float(np.mean(losses)),
-                        "least": min(losses),
-                        "greatest": max(losses),
-                        "draws": len(losses),
-                        "plain": cells[f"{edit}: plain"],
-                    }
-                )
+        counts = sorted({int(key.split(": ")[1]) for key in cells if not key.endswith(": plain")})
+        for count in counts:
+            line = []
+            for edit in CURVES:
+                losses = [cells.get(f"{edit}: {count}: {draw}") for draw in range(DRAWS)]
+                if None not in losses:
+                    ends = {"mean": float(np.mean(losses)), "least": min(losses), "greatest": max(losses)}
+                    common = {"network": title, "edit": edit, "tokens": count}
+                    line.append(common | ends | {"plain": cells[f"{edit}: plain"]})
+            points += line if len(line) == len(CURVES) else []
     return points
 
 

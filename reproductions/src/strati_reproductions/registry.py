@@ -203,8 +203,7 @@ ENTRIES: dict[str, Entry] = {
     "acting": Entry(
         "acting.table:acting",
         "plans",
-        "plans of data-aware edits against uniform allocation and plans of plain edits: four networks, six budgets each",
-        revision=2,
+        "plans against uniform allocation on unseen data: four networks, truncate and quantise, three budgets",
     ),
     "acting-claims": Entry(
         "acting.claims:claims",
