@@ -27,41 +27,8 @@ _WITHOUT = {
     "rerandomise": "Draw each layer anew from its initial distribution.",
 }
 
-TEMPLATE = """\
-# A study: every layer is changed in turn, and the network is measured on the data.
-#   strati study study.toml --out measured
-name = "study"
-seed = 0
-
-[network]
-path = "model.safetensors"    # a checkpoint, or a Hugging Face directory (then also: source = "transformers")
-# initial = "init.safetensors"  # the weights before training, for reinitialise
-# activation = "relu"           # of a bare MLP, which a checkpoint does not store
-
-[data]
-path = "data.npz"             # arrays x and y; CSV, .npy tokens or .txt also work
-
-[measure]
-performance = "accuracy"      # or "loss", "perplexity"
-
-[interventions]
-# kinds = ["reinitialise", "rerandomise"]
-# draws = 2                     # of interventions with chance in them
-layers = ["*"]
-
-[interventions.truncate]      # keep the leading singular directions
-rank = [2, 4, 8, 16]
-# metric = "inputs"             # those that matter most for the layer's outputs; quantise: method = "gptq"
-
-[interventions.quantise]      # round to 2^bits levels
-bits = [8, 4, 3, 2]
-
-[interventions.prune]         # set the smallest entries to zero
-share = [0.5, 0.7, 0.9]
-
-[metrics]
-spectral = true               # the layer's spectrum, for strati audit
-"""
+TEMPLATE = Path(__file__).with_name("study_template.toml")
+"""The commented spec that ``--template`` prints."""
 
 
 performance_option = common.option(
@@ -87,7 +54,7 @@ _intervention_options = common.options(
 
 def _print_template(context: click.Context, _: click.Parameter, requested: bool) -> None:
     if requested and not context.resilient_parsing:
-        click.echo(TEMPLATE, nl=False)
+        click.echo(TEMPLATE.read_text(encoding="utf-8"), nl=False)
         context.exit()
 
 

@@ -13,7 +13,6 @@ import json
 import math
 import os
 import re
-import stat
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 from strati.core.errors import BadInputError
 from strati.core.results import Result
+from strati.io.checkpoint_file import MappedFile
 from strati.schemas import names, schema
 
 _LARGEST = 512 * 2**20
@@ -183,12 +183,9 @@ def with_pictures(result: dict[str, Any], home: Path | None) -> dict[str, Any]:
 
 def _table(picture: Path, home: Path | None) -> dict[str, Any]:
     """The data of a picture, from the CSV of the same name beside it: columns, first rows, and how many there are."""
+    file = _small_file(picture.with_suffix(".csv"), home)
     try:
-        real = picture.with_suffix(".csv").resolve(strict=True)
-        inside = home is None or real.is_relative_to(home)
-        if not inside or not real.is_file() or real.stat().st_size > _LARGEST_PICTURE:
-            return {}
-        lines = list(csv.reader(io.StringIO(real.read_text("utf-8"))))
+        lines = [] if file is None else list(csv.reader(io.StringIO(file.read_text("utf-8"))))
     except (OSError, ValueError, csv.Error):
         return {}
     even = [line for line in lines[1:] if len(line) == len(lines[0])]
@@ -196,45 +193,40 @@ def _table(picture: Path, home: Path | None) -> dict[str, Any]:
 
 
 def _picture(name: str, home: Path | None) -> Path | None:
-    places = [Path(name)] if home is None else [home / name, home / Path(name).name, Path(name)]
-    for place in places:
-        try:
-            file = place.resolve(strict=True)
-            inside = home is None or file.is_relative_to(home)
-            if not inside or not file.is_file() or file.stat().st_size > _LARGEST_PICTURE:
-                continue
-            with file.open("rb") as opened:
-                head = opened.read(1024)
-            if head.startswith(_PNG) if file.suffix == ".png" else file.suffix == ".svg" and b"<svg" in head:
-                return file
-        except (OSError, ValueError):
+    for place in [Path(name)] if home is None else [home / name, home / Path(name).name, Path(name)]:
+        file = _small_file(place, home)
+        if file is None:
             continue
+        with file.open("rb") as opened:
+            head = opened.read(1024)
+        if head.startswith(_PNG) if file.suffix == ".png" else file.suffix == ".svg" and b"<svg" in head:
+            return file
     return None
 
 
+def _small_file(place: Path, home: Path | None) -> Path | None:
+    """The file behind a path, if it lies in the folder and is not larger than a picture."""
+    try:
+        file = place.resolve(strict=True)
+        inside = home is None or file.is_relative_to(home)
+        return file if inside and file.is_file() and file.stat().st_size <= _LARGEST_PICTURE else None
+    except (OSError, ValueError):
+        return None
+
+
 def _read_json(path: Path) -> Any:
+    source = MappedFile(path)
+    if source.size > _LARGEST:
+        raise BadInputError(
+            path, f"is larger than {_LARGEST >> 20} MB; write the result without its eigenvalues"
+        )
+    # A parsed document takes ten times its size: a large file must at least begin like one of ours.
+    if source.size > _UNCHECKED and source.head(len(_HEAD)) != _HEAD:
+        raise BadInputError(
+            path, "does not begin like a result of strati; give a JSON result that strati wrote"
+        )
     try:
-        # Non-blocking, so that a pipe without a writer is refused instead of waited for.
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise BadInputError(path, f"cannot be read ({error.strerror}); check the path") from None
-    with os.fdopen(handle, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise BadInputError(path, "is not a regular file; give a JSON result or a study folder")
-        if status.st_size > _LARGEST:
-            raise BadInputError(
-                path, f"is larger than {_LARGEST >> 20} MB; write the result without its eigenvalues"
-            )
-        # A parsed document takes ten times its size: a large file must at least begin like one of ours.
-        if status.st_size > _UNCHECKED and not file.read(len(_HEAD)).startswith(_HEAD):
-            raise BadInputError(
-                path, "does not begin like a result of strati; give a JSON result that strati wrote"
-            )
-        file.seek(0)
-        raw = file.read()
-    try:
-        return json.loads(raw.decode("utf-8-sig"), parse_constant=_refuse)
+        return json.loads(source.head(source.size).decode("utf-8-sig"), parse_constant=_refuse)
     except UnicodeDecodeError:
         raise BadInputError(
             path, "is not text; give a JSON result, or the model to `strati scan` first"

@@ -185,8 +185,7 @@ def plot_eigenvalues(basis: InteractionBasis) -> Any:
         values = layer.eigenvalues[layer.eigenvalues > 0]
         name = printable(layer.name, 30)
         axes.semilogy(np.arange(1, values.size + 1), values, ".-", color=COLOURS[number % 8], label=name)
-    axes.set_xlabel("direction")
-    axes.set_ylabel("eigenvalue")
+    axes.set(xlabel="direction", ylabel="eigenvalue")
     axes.set_title(f"{basis.kind} basis, {basis.data:,} data", loc="left", fontsize=9)
     axes.legend(fontsize=7, frameon=False)
     return figure
@@ -244,8 +243,7 @@ def plot_strengths(graphs: Sequence[InteractionGraph]) -> Any:
             share = np.arange(1, strengths.size + 1) / strengths.size
             carried = np.cumsum(strengths) / strengths.sum()
             axes.semilogx(share, carried, color=COLOURS[number % 8], label=graph.basis.kind)
-    axes.set_xlabel("share of edges, strongest first")
-    axes.set_ylabel("share of the strength")
+    axes.set(xlabel="share of edges, strongest first", ylabel="share of the strength")
     axes.legend(fontsize=8, frameon=False)
     return figure
 

@@ -101,8 +101,7 @@ def plot_alpha(sp: Spectrum, *, title: str | None = None) -> Any:
     )
     axes.set_xscale("log")
     axes.set_ylim(1, max(min(float(alphas.max()), 3 * sp.tail.alpha), sp.tail.alpha + sp.tail.stderr) * 1.05)
-    axes.set_xlabel("xmin")
-    axes.set_ylabel("alpha")
+    axes.set(xlabel="xmin", ylabel="alpha")
     axes.legend(fontsize="small")
     axes.set_title(printable(title or f"{sp.pooled.rows} x {sp.pooled.columns}"))
     return figure
@@ -143,8 +142,7 @@ def plot_scan(scan: Scan) -> Any:
     axes[0].set_ylabel("alpha")
     axes[0].legend(fontsize="small")
     axes[1].scatter(places, table["stable_rank"].to_numpy(dtype=float), c=colours, s=18)
-    axes[1].set_ylabel("stable rank")
-    axes[1].set_yscale("log")
+    axes[1].set(ylabel="stable rank", yscale="log")
     measured = [
         (x, PHASES.index(p), c)
         for x, p, c in zip(places, table["phase"], colours, strict=True)
@@ -187,11 +185,9 @@ def _density(axes: Any, sp: Spectrum, values: FloatArray, *, logarithmic: bool) 
         density = share * (sp.tail.alpha - 1) / sp.tail.xmin * (x / sp.tail.xmin) ** -sp.tail.alpha
         axes.plot(x, density, color=_TAIL, lw=1.2, label=f"alpha = {sp.tail.alpha:.2f}")
         axes.axvline(sp.tail.xmin, color=_TAIL, lw=0.8, ls=":")
-    axes.set_xlabel("eigenvalue")
-    axes.set_ylabel("density")
+    axes.set(xlabel="eigenvalue", ylabel="density")
     if logarithmic:
-        axes.set_xscale("log")
-        axes.set_yscale("log")
+        axes.set(xscale="log", yscale="log")
     elif sp.bulk is not None or sp.tail is not None:
         axes.legend(fontsize="x-small")
 
@@ -203,10 +199,7 @@ def _scree(axes: Any, sp: Spectrum, values: FloatArray) -> None:
         axes.axhline(sp.bulk.edge, color=_BULK, lw=0.8, ls="--")
         if sp.bulk.lambda_minus > 0:
             axes.axhline(sp.bulk.lambda_minus, color=_BULK, lw=0.8, ls=":")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("rank of the eigenvalue")
-    axes.set_ylabel("eigenvalue")
+    axes.set(xscale="log", yscale="log", xlabel="rank of the eigenvalue", ylabel="eigenvalue")
 
 
 def plot_comparison(result: Comparison) -> Any:
@@ -228,8 +221,7 @@ def _plot_depth(result: Comparison) -> Any:
         ax.set_ylabel(name.replace("_", " "))
     axes[0].legend(fontsize="small")
     axes[2].bar(places, [_nan(layer.relative_change) for layer in result.layers], color=colours)
-    axes[2].set_ylabel("relative change")
-    axes[2].set_xlabel("layer, in network order")
+    axes[2].set(ylabel="relative change", xlabel="layer, in network order")
     roles = {layer.role for layer in result.layers}
     axes[2].legend(handles=_role_handles(roles), fontsize="small", ncols=4)
     return figure
@@ -254,8 +246,7 @@ def _plot_series(series: CheckpointSeries) -> Any:
         axes[1].plot(
             [_nan(v) for v in layer.alpha], color=ROLE_COLOURS.get(layer.role, "#000000"), label=layer.name
         )
-    axes[1].set_ylabel("alpha")
-    axes[1].set_xlabel("checkpoint")
+    axes[1].set(ylabel="alpha", xlabel="checkpoint")
     if len(series.layers) <= 8:
         axes[1].legend(fontsize="small")
     return figure

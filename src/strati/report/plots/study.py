@@ -105,8 +105,7 @@ def _panel(axes: Any, title: str, part: pd.DataFrame, metric: str, performance: 
         axes.plot(at, height + slope * at, color="#808080", linestyle="--", linewidth=1, label="_line")
         text = f"{title}\nrho {rho:.3f}  RMSE {rmse:.3g}  K-tau {tau:.3f}"
     axes.set_title(text.replace("$", r"\$"), fontsize=9)
-    axes.set_xlabel(metric.replace("$", r"\$"))
-    axes.set_ylabel(performance)
+    axes.set(xlabel=metric.replace("$", r"\$"), ylabel=performance)
     if performance == "perplexity":
         axes.set_yscale("log")
     axes.legend(fontsize=7)
