@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -216,53 +216,34 @@ def _expert(name: str, suffix: str) -> int | None:
     return expert_of(name)
 
 
-_STATISTICS = re.compile(
-    r"(?:running_mean|running_var|moving_mean|moving_variance|inv_freq|rotary_(?:sin|cos)|(?:sin|cos)_cached"
-    r"|freqs_(?:cis|sin|cos))(:0)?$"
-)
-_MASK = re.compile(r"(?:^|[._/])(?:masks?|tril|triu|masked_bias|IGNORE)$")
-_MASKING_BIAS = re.compile(r"(attn|attention)\.bias$")
-_BIAS = re.compile(r"(?:^|[._/])(?:bias(?:es)?(?::0)?|b_(?:q|k|v|o|in|out|gate|u))$", re.IGNORECASE)
-_OPTIMISER = re.compile(
-    r"^(?:optimi[sz]ers?|optim|opt_state|lr_schedulers?)(?:_states?|_state_dict)?[./].|[./](?:(?:max_)?exp_avg(?:_sq)?"
-    r"|momentum_buffer|square_avg|acc_delta|exp_inf)$"
-)
-_AUXILIARY: tuple[tuple[re.Pattern[str], str], ...] = (
-    (
-        re.compile(
-            r"(?:^|[._])(?:scales?|scale_inv|scales_inv|qscales?|q_scale|q_scale_max|scb|absmax|nested_absmax|quant_map"
-            r"|nested_quant_map|global_scale|scale_2|scale_packed|weight_format|codebooks?|s_channel|s_group|scb_stats)$",
-            re.IGNORECASE,
-        ),
-        "scales of a quantised weight",
-    ),
-    (
-        re.compile(r"(?:^|[._])(?:qzeros|zeros?|zero_points?|scaled_zeros)$"),
-        "zero points of a quantised weight",
-    ),
-    (
-        re.compile(r"(?:^|[._])(?:g_idx|perm|q_perm|q_invperm|q_groups|q_group_map|workspace)$"),
-        "an index that a quantised weight is ordered by",
-    ),
-    (
-        re.compile(r"quant_state\.bitsandbytes__|(?:^|[._])(?:weight_shape|quant_state)$"),
-        "a quantised weight's description of itself",
-    ),
-    (re.compile(r"(?:^|[._])(?:bias(?:es)?|e_score_correction_bias)$"), "a bias"),
-    (
-        re.compile(r"trainable_tokens_(?:delta|original)(?:\.[^.]+)?$"),
-        "rows that an adapter puts in place of an embedding's",
-    ),
-    (
-        re.compile(r"(?:^|\.)(?:A_logs?|A_b_log|A_re|A_im|A_real|A_imag|log_A_real|dt_bias|ssm_a)$"),
-        "a state-space model's decay rates",
-    ),
-    (
-        re.compile(r"(?:^|\.)(?:time_(?:decay|faaaa|first)|(?:query|key|diagonal)_decay|slope_rate)$"),
-        "a linear attention's decay rates",
-    ),
-)
-"""Names of tensors that accompany weights and are none, whatever their shape, and what they are."""
+_AUXILIARY = {
+    "scales of a quantised weight": r"(?i)(?:^|[._])(?:scales?|scale_inv|scales_inv|qscales?|q_scale"
+    r"|q_scale_max|scb|absmax|nested_absmax|quant_map|nested_quant_map|global_scale|scale_2|scale_packed"
+    r"|weight_format|codebooks?|s_channel|s_group|scb_stats)$",
+    "zero points of a quantised weight": r"(?:^|[._])(?:qzeros|zeros?|zero_points?|scaled_zeros)$",
+    "an index that a quantised weight is ordered by": r"(?:^|[._])(?:g_idx|perm|q_perm|q_invperm|q_groups"
+    r"|q_group_map|workspace)$",
+    "a quantised weight's description of itself": r"quant_state\.bitsandbytes__"
+    r"|(?:^|[._])(?:weight_shape|quant_state)$",
+    "a bias": r"(?:^|[._])(?:bias(?:es)?|e_score_correction_bias)$",
+    "rows that an adapter puts in place of an embedding's": r"trainable_tokens_(?:delta|original)(?:\.[^.]+)?$",
+    "a state-space model's decay rates": r"(?:^|\.)(?:A_logs?|A_b_log|A_re|A_im|A_real|A_imag|log_A_real"
+    r"|dt_bias|ssm_a)$",
+    "a linear attention's decay rates": r"(?:^|\.)(?:time_(?:decay|faaaa|first)|(?:query|key|diagonal)_decay"
+    r"|slope_rate)$",
+}
+"""What tensors are that accompany weights and are none, whatever their shape, and patterns of their names."""
+
+_NO_WEIGHT = {
+    "statistics": r"(?:running_mean|running_var|moving_mean|moving_variance|inv_freq|rotary_(?:sin|cos)"
+    r"|(?:sin|cos)_cached|freqs_(?:cis|sin|cos))(:0)?$",
+    "optimiser": r"^(?:optimi[sz]ers?|optim|opt_state|lr_schedulers?)(?:_states?|_state_dict)?[./]."
+    r"|[./](?:(?:max_)?exp_avg(?:_sq)?|momentum_buffer|square_avg|acc_delta|exp_inf)$",
+    "mask": r"(?:^|[._/])(?:masks?|tril|triu|masked_bias|IGNORE)$",
+    "masking bias": r"(attn|attention)\.bias$",
+    "bias": r"(?i)(?:^|[._/])(?:bias(?:es)?(?::0)?|b_(?:q|k|v|o|in|out|gate|u))$",
+}
+"""Patterns of names of tensors that are no weights, depending on their shapes."""
 
 
 def auxiliary_reason(name: str) -> str | None:
@@ -274,49 +255,40 @@ def auxiliary_reason(name: str) -> str | None:
         >>> auxiliary_reason("backbone.layers.3.mixer.A_log"), auxiliary_reason("fc1.weight")
         ("a state-space model's decay rates", None)
     """
-    return next((reason for pattern, reason in _AUXILIARY if pattern.search(name)), None)
+    return next((reason for reason, pattern in _AUXILIARY.items() if re.search(pattern, name)), None)
 
 
 def is_buffer(tensor: Tensor) -> bool:
     """Whether a tensor is known to hold no parameters: running statistics, rotary tables, masks, optimiser state."""
     meaning = _meaning(_DIGITS.sub("0", tensor.name))
-    return meaning.statistics or meaning.optimiser or _is_mask(tensor, meaning)
-
-
-@dataclass(frozen=True)
-class _Meaning:
-    """What a name says about a tensor that is no weight."""
-
-    auxiliary: str | None
-    statistics: bool
-    optimiser: bool
-    mask: bool
-    masking_bias: bool
-    bias: bool
+    return "statistics" in meaning or "optimiser" in meaning or _is_mask(tensor, meaning)
 
 
 _DIGITS = re.compile(r"[0-9]+")
 
 
 @lru_cache(maxsize=4096)
-def _meaning(name: str) -> _Meaning:
-    """The meaning of a name whose numbers are all 0: the same for all blocks."""
-    patterns = (_STATISTICS, _OPTIMISER, _MASK, _MASKING_BIAS, _BIAS)
-    return _Meaning(auxiliary_reason(name), *(bool(pattern.search(name)) for pattern in patterns))
+def _meaning(name: str) -> Mapping[str, str | None]:
+    """What a name says whose numbers are all 0: kinds of :data:`_NO_WEIGHT`, and what accompanies weights."""
+    kinds: dict[str, str | None] = {
+        kind: kind for kind, pattern in _NO_WEIGHT.items() if re.search(pattern, name)
+    }
+    return kinds | {"auxiliary": auxiliary_reason(name)}
 
 
-def _is_mask(tensor: Tensor, meaning: _Meaning) -> bool:
+def _is_mask(tensor: Tensor, meaning: Mapping[str, str | None]) -> bool:
     if len(tensor.shape) < 2:
         return False
     *leading, rows, cols = tensor.shape  # GPT-2 keeps its causal mask as attn.bias of (1, 1, n, n)
-    return meaning.mask or (meaning.masking_bias and rows == cols and all(side == 1 for side in leading))
+    square = rows == cols and all(side == 1 for side in leading)
+    return "mask" in meaning or ("masking bias" in meaning and square)
 
 
 def _skip_reason(network: Network, tensor: Tensor) -> str | None:
     """Why a tensor is no weight matrix, or ``None``."""
     meaning = _meaning(_DIGITS.sub("0", tensor.name))
     label = network.names.label(tensor.name)
-    mask = _is_mask(tensor, meaning) or (label != tensor.name and bool(_MASK.search(label)))
+    mask = _is_mask(tensor, meaning) or (label != tensor.name and "mask" in _meaning(label))
     if tensor.name in network.ties:
         return f"tied to {network.ties[tensor.name]}, counted there"
     if network.format == "peft" and ".base_layer." in tensor.name:
@@ -325,19 +297,19 @@ def _skip_reason(network: Network, tensor: Tensor) -> str | None:
         return "empty: one of its sides is 0"
     if len(tensor.shape) == 0:
         return "a single number"
-    if meaning.auxiliary is not None and len(tensor.shape) > 1 and not is_buffer(tensor):
-        return meaning.auxiliary
+    if meaning["auxiliary"] is not None and len(tensor.shape) > 1 and not is_buffer(tensor):
+        return meaning["auxiliary"]
     if not tensor.floating:
         return f"dtype {tensor.dtype} is not analysed"
     if len(tensor.shape) == 1:
         return "one dimension (a bias, norm or scale)"
     if mask:
         return "a mask, not a weight"
-    if meaning.optimiser:
+    if "optimiser" in meaning:
         return "optimizer state, not part of the network"
-    if meaning.statistics:
+    if "statistics" in meaning:
         return "a table of statistics or rotary angles, not a weight"
-    if meaning.bias:
+    if "bias" in meaning:
         return f"a bias of shape {tensor.shape[:8]} (per head or expert), not a weight matrix"
     if len(tensor.shape) > 2 and tensor.size == max(tensor.shape):
         return f"one dimension in the shape {tensor.shape[:8]}"
