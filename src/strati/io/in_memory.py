@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
@@ -103,7 +104,7 @@ def frozen(contents: RawCheckpoint) -> RawCheckpoint:
         contents,
         read=arrays.__getitem__,
         read_part=None,
-        rounding=_Errors(errors),
+        rounding=partial(_error_of, errors),
         adapters={name: _held(update) for name, update in contents.adapters.items()},
     )
 
@@ -112,29 +113,19 @@ def _held(update: AdapterUpdate) -> AdapterUpdate:
     """An update with its factors read."""
     return replace(
         update,
-        factors=_Value(update.factors()),
-        magnitude=None if update.magnitude is None else _Value(update.magnitude()),
+        factors=partial(_same, update.factors()),
+        magnitude=None if update.magnitude is None else partial(_same, update.magnitude()),
     )
 
 
-@dataclass(frozen=True)
-class _Value:
-    """What a reader would give, read already."""
-
-    value: Any
-
-    def __call__(self) -> Any:
-        return self.value
+def _same(value: Any) -> Any:
+    return value
 
 
-class _Errors:
-    """Rounding errors looked up: what travels between processes in place of a decoder."""
-
-    def __init__(self, known: Mapping[tuple[str, int | None], NDArray[Any] | None]) -> None:
-        self.known = known
-
-    def __call__(self, name: str, index: int | None) -> NDArray[Any] | None:
-        return self.known.get((name, index))
+def _error_of(
+    errors: Mapping[tuple[str, int | None], NDArray[Any] | None], name: str, index: int | None
+) -> NDArray[Any] | None:
+    return errors.get((name, index))
 
 
 class _Name:

@@ -240,7 +240,7 @@ _NO_WEIGHT = {
     "optimiser": r"^(?:optimi[sz]ers?|optim|opt_state|lr_schedulers?)(?:_states?|_state_dict)?[./]."
     r"|[./](?:(?:max_)?exp_avg(?:_sq)?|momentum_buffer|square_avg|acc_delta|exp_inf)$",
     "mask": r"(?:^|[._/])(?:masks?|tril|triu|masked_bias|IGNORE)$",
-    "masking bias": r"(attn|attention)\.bias$",
+    "masking-bias": r"(attn|attention)\.bias$",
     "bias": r"(?i)(?:^|[._/])(?:bias(?:es)?(?::0)?|b_(?:q|k|v|o|in|out|gate|u))$",
 }
 """Patterns of names of tensors that are no weights, depending on their shapes."""
@@ -281,7 +281,7 @@ def _is_mask(tensor: Tensor, meaning: Mapping[str, str | None]) -> bool:
         return False
     *leading, rows, cols = tensor.shape  # GPT-2 keeps its causal mask as attn.bias of (1, 1, n, n)
     square = rows == cols and all(side == 1 for side in leading)
-    return "mask" in meaning or ("masking bias" in meaning and square)
+    return "mask" in meaning or ("masking-bias" in meaning and square)
 
 
 def _skip_reason(network: Network, tensor: Tensor) -> str | None:

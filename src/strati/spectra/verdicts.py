@@ -392,23 +392,21 @@ def describe(departures: Iterable[Departure], *, separator: str = "; ") -> str:
     return separator.join(dict.fromkeys(map(_phrase, departures)))
 
 
+_PHRASES = {
+    Violation.SPARSE: "{amount:.0%} of the weights are zero",
+    Violation.ROW_SIZES: "rows differ in size",
+    Violation.COLUMN_SIZES: "columns differ in size",
+    Violation.SLICE_SIZES: "the slices of the kernel differ in size (variances up to {amount:.3g} times apart)",
+    Violation.REGULAR: "large weights are placed regularly, as on a diagonal",
+    Violation.ROW_CORRELATION: "{which} are correlated (r = {amount:.2f})",
+    Violation.COLUMN_CORRELATION: "{which} are correlated (r = {amount:.2f})",
+}
+
+
 def _phrase(departure: Departure) -> str:
-    amount = departure.amount or 0.0
-    match departure.violation:
-        case Violation.SPARSE:
-            return f"{amount:.0%} of the weights are zero"
-        case Violation.ROW_SIZES:
-            return "rows differ in size"
-        case Violation.COLUMN_SIZES:
-            return "columns differ in size"
-        case Violation.SLICE_SIZES:
-            return f"the slices of the kernel differ in size (variances up to {amount:.3g} times apart)"
-        case Violation.REGULAR:
-            return "large weights are placed regularly, as on a diagonal"
-        case _:
-            side = "rows" if departure.violation == Violation.ROW_CORRELATION else "columns"
-            which = f"neighbouring {side}" if departure.lag == 1 else f"{side} {departure.lag} places apart"
-            return f"{which} are correlated (r = {amount:.2f})"
+    side = "rows" if departure.violation == Violation.ROW_CORRELATION else "columns"
+    which = f"neighbouring {side}" if departure.lag == 1 else f"{side} {departure.lag} places apart"
+    return _PHRASES[departure.violation].format(amount=departure.amount or 0.0, which=which)
 
 
 def phase_reason(verdict: PhaseVerdict, model: NoiseModel | None, gap: Gap, entries: EntryTail) -> str:
