@@ -1,6 +1,6 @@
 """A transformer's learning coefficient on tokens by ``strati llc`` and by devinterp 2.0.1, at the same settings.
 
-    python benchmarks/bench_devinterp.py [--quick] [--only compare|steps] [--size 0|1] [--picture FILE]
+    python benchmarks/bench_devinterp.py [--quick] [--only compare|steps|susceptibilities] [--size 0|1] [--picture FILE]
 
 Same network, data, ``nbeta``, ``gamma``, chains, draws and minibatch for both; devinterp (from .venv-oracles, ``make
 oracles``) gets the step that strati calibrates, and as many steps before the first draw that counts. For each tool:
@@ -12,6 +12,10 @@ The loss of minibatches, whose noise hides the chain's memory, has another ESS, 
 Then both tools at the step, a half, a quarter and an eighth of it. A Langevin step of finite length and the noise of
 minibatches heat. strati's integrator avoids the first and its correction takes off the second to first order, devinterp
 leaves both in, so devinterp's values approach strati's.
+
+Last, susceptibilities ``Cov(L, l_j)`` of three parts to 16 windows, which are all in each minibatch; those of devinterp
+from the losses that it records at every fifth step, with the error from the spread over chains. Where the tools agree,
+the distances in standard errors of both are near 1 in root mean square.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ import numpy as np
 import torch
 import transformers
 
+import strati
 from strati.landscape.llc import tuning
 from strati.landscape.llc.config import LLCConfig
 from strati.landscape.llc.llc import draw
@@ -39,6 +44,9 @@ from strati.landscape.objective import Objective, objective
 
 ORACLE = Path(__file__).resolve().parents[1] / ".venv-oracles" / "bin" / "python"
 GAMMA, BATCH, CHAINS, STRIDE, WINDOWS = 3500.0, 16, 4, 2, 32
+SUSCEPTIBILITY = {"nbeta": 100.0, "gamma": 2000.0, "step": 2e-4, "chains": 8, "draws": 200}
+ROWS, BURN_IN = 16, 60
+PARTS = ("transformer.h.0.attn", "transformer.h.0.mlp", "transformer.h.1.mlp")
 
 SCRIPT = """
 import json, sys, time, warnings
@@ -75,6 +83,38 @@ for run in case["runs"]:
         losses = samples.dataset[name]
         record["observed"] = losses.mean(dim=[d for d in losses.dims if d not in ("chain", "draw")]).values.tolist()
     out.append(record)
+print("RESULT" + json.dumps(out))
+"""
+
+
+SUSCEPTIBILITY_SCRIPT = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+import numpy as np, torch, transformers
+torch.set_num_threads(1)
+from datasets import Dataset
+from devinterp.slt.sampling import sample
+case = torch.load(sys.argv[1])
+model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**case["config"])).eval()
+model.load_state_dict(case["state"])
+ids = case["ids"]
+data = Dataset.from_dict({"input_ids": ids.tolist()}).with_format("torch")
+out = {}
+for part in case["parts"]:
+    masks = {name: None for name, _ in model.named_parameters() if name.startswith(part)}
+    tree = sample(
+        model, data, {"all": (data, 1)}, lr=case["step"], n_beta=case["nbeta"], localization=case["gamma"],
+        param_masks=masks, num_chains=case["chains"], num_draws=case["draws"] // 5, num_steps_bw_draws=5,
+        num_burnin_steps=case["burn_in"], batch_size=len(ids), num_init_loss_batches=1, device="cpu", init_seed=7)
+    seen = np.asarray(tree.dataset["input_ids_all"].values)
+    while seen.ndim > 2:
+        seen = seen[0]
+    order = [int(np.flatnonzero((seen == row.numpy()).all(1))[0]) for row in ids]
+    losses = tree.dataset["loss_all"].values.mean(-1)[:, :, order]
+    mean = losses.mean(-1)
+    covariances = [np.mean((m - m.mean())[:, None] * (l - l.mean(0)), 0) * len(m) / (len(m) - 1)
+                   for m, l in zip(mean, losses)]
+    out[part] = np.stack(covariances).tolist()
 print("RESULT" + json.dumps(out))
 """
 
@@ -119,7 +159,7 @@ class SameWindows:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", choices=["compare", "steps"], help="one of the two tables")
+    parser.add_argument("--only", choices=["compare", "steps", "susceptibilities"], help="one of the tables")
     parser.add_argument("--size", type=int, choices=[0, 1], help="the small or the large network alone")
     parser.add_argument("--picture", type=Path, help="draw the table over steps into this file")
     options = parser.parse_args()
@@ -136,10 +176,12 @@ def main() -> None:
         case = trained_case(width, layers)
         print(f"{case.loss.flat.size} parameters, nbeta {case.nbeta:.4g}, gamma {GAMMA:g}")
         step = None
-        if options.only != "steps":
+        if options.only in (None, "compare"):
             step = compare(case, seeds, draws if place == 0 else draws // 2)
-        if place == 0 and options.only != "compare":
+        if place == 0 and options.only in (None, "steps"):
             over_steps(case, step, draws, options.picture)
+        if place == 0 and options.only in (None, "susceptibilities"):
+            susceptibilities(case)
 
 
 def trained_case(width: int, layers: int) -> Case:
@@ -240,6 +282,34 @@ def over_steps(case: Case, step: float | None, draws: int, picture: Path | None)
         draw_steps(picture, [share * step for share in shares], ours, theirs)
 
 
+def susceptibilities(case: Case) -> None:
+    """Print ``Cov(L, l_j)`` of both tools on some windows, for parts whose weights alone vary."""
+    ids = case.ids[:ROWS]
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**case.config)).eval()
+    model.load_state_dict(case.state)
+    parts = {part: f"{part}.*" for part in PARTS}
+    shared: dict[str, Any] = {"kind": "susceptibility", "sampler": "sgld", "batch": ROWS, "seed": 0}
+    ours = strati.influence(model, "cross_entropy", ids, parts=parts, **shared, **SUSCEPTIBILITY)
+    settings = ", ".join(f"{name} {number:g}" for name, number in SUSCEPTIBILITY.items())
+    print(f"  susceptibilities to {ROWS} windows: {settings}")
+    if not ORACLE.exists():
+        print("  devinterp: .venv-oracles is absent, comparison left out")
+        return
+    network = {"config": case.config, "state": case.state, "ids": ids}
+    theirs = oracle(
+        SUSCEPTIBILITY_SCRIPT, {**SUSCEPTIBILITY, **network, "parts": list(PARTS), "burn_in": BURN_IN}
+    )
+    for part, values, errors in zip(PARTS, ours.values, ours.stderr, strict=True):
+        other = np.mean(theirs[part], axis=0)
+        spread = np.std(theirs[part], axis=0, ddof=1) / math.sqrt(len(theirs[part]))
+        distance = (values - other) / np.hypot(errors, spread)
+        print(
+            f"  {part:20s} strati {values.mean():.3e} +- {errors.mean():.1e}, devinterp {other.mean():.3e} +- "
+            f"{spread.mean():.1e}\n    correlation over windows {np.corrcoef(values, other)[0, 1]:.3f}, distance in "
+            f"errors: root mean square {math.sqrt(np.mean(distance**2)):.2f}, largest {np.abs(distance).max():.1f}"
+        )
+
+
 def draw_steps(path: Path, steps: list[float], ours: list[tuple[float, float]], theirs: list[float]) -> None:
     import matplotlib
 
@@ -284,17 +354,22 @@ def trained(config: dict[str, Any], ids: torch.Tensor) -> transformers.GPT2LMHea
 
 
 def devinterp(case: Case, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    shared = {"nbeta": case.nbeta, "gamma": GAMMA, "chains": CHAINS, "batch": BATCH, "stride": STRIDE}
+    network = {"config": case.config, "state": case.state, "ids": case.ids, "windows": WINDOWS}
+    records: list[dict[str, Any]] = oracle(SCRIPT, {**shared, **network, "runs": runs})
+    return records
+
+
+def oracle(script: str, case: dict[str, Any]) -> Any:
+    """What a script prints in the environment of devinterp."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "case.pt"
-        shared = {"nbeta": case.nbeta, "gamma": GAMMA, "chains": CHAINS, "batch": BATCH, "stride": STRIDE}
-        network = {"config": case.config, "state": case.state, "ids": case.ids, "windows": WINDOWS}
-        torch.save({**shared, **network, "runs": runs}, path)
-        done = subprocess.run([ORACLE, "-c", SCRIPT, path], capture_output=True, text=True, check=False)
+        torch.save(case, path)
+        done = subprocess.run([ORACLE, "-c", script, path], capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
     if not lines:
         raise SystemExit(f"devinterp failed: {done.stderr.strip().splitlines()[-1:]}")
-    records: list[dict[str, Any]] = json.loads(lines[0].removeprefix("RESULT"))
-    return records
+    return json.loads(lines[0].removeprefix("RESULT"))
 
 
 if __name__ == "__main__":

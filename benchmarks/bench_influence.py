@@ -1,16 +1,18 @@
 """Bayesian influence on the embedded digits: does it find wrong labels, and does it predict retraining?
 
-    .venv/bin/python benchmarks/bench_influence.py [labels] [retraining]
+    .venv/bin/python benchmarks/bench_influence.py [labels] [retraining] [memory]
 
 ``labels``: a network is trained on 200 digits of which every tenth has a wrong label. Rows are ranked by self-influence
 ``Var(l_i)``, by their loss and by the norm of their gradient, at the end of training and early in it; the table holds
 the area under the curve. ``retraining``: networks are trained on random halves of 200 digits, and the loss on other
 rows is compared with the sum of influences of the rows that were left out (linear datamodelling score: the rank
-correlation over halves, averaged over queries), beside the sum of inner products of gradients.
+correlation over halves, averaged over queries), beside the sum of inner products of gradients. ``memory``: the peak
+memory of susceptibilities to a million rows, above that of the data, at two numbers of draws, each in its own process.
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 
@@ -125,6 +127,29 @@ def retraining(
         print(f"{name:>28}: {ranks.mean():.3f} +- {error:.3f}")
 
 
+MEMORY = """
+import resource, sys, warnings
+warnings.simplefilter("ignore")
+import torch, strati
+torch.manual_seed(0)
+rows, draws = 1_000_000, int(sys.argv[1])
+model, x = torch.nn.Linear(2, 1), torch.randn(rows, 2)
+settings = {"sampler": "sgld", "batch": 100_000, "chains": 4, "nbeta": 100.0, "gamma": 1.0, "max_rhat": 1e9}
+strati.influence(model, "behavioural-mse", x[:1000], kind="susceptibility", **settings | {"batch": 100, "draws": 8})
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+strati.influence(model, "behavioural-mse", x, kind="susceptibility", draws=draws, **settings)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)
+"""
+
+
+def memory() -> None:
+    """Print the peak memory of susceptibilities to a million rows."""
+    for draws in (400, 1200):
+        command = [sys.executable, "-c", MEMORY, str(draws)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        print(f"a million rows, 4 chains of {draws} steps: {float(done.stdout):.2f} GB above the data")
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:] or ["labels", "retraining"]:
-        {"labels": labels, "retraining": retraining}[name]()
+    for name in sys.argv[1:] or ["labels", "retraining", "memory"]:
+        {"labels": labels, "retraining": retraining, "memory": memory}[name]()

@@ -233,6 +233,9 @@ def _susceptibilities(
     )
 
 
+Scalars = tuple[float | None, float | None, float | None, float | None]
+
+
 class Estimates(NamedTuple):
     """Covariances and what else the losses of the terms say."""
 
@@ -328,8 +331,9 @@ class Recorder:
         if undefined.any() and reason is None:
             reason = "some losses do not vary, or are not finite"
         values, errors = (np.where(undefined, np.nan, part) for part in (entries.values, entries.stderr))
-        none = (None, None, None, None)
-        scalars = none if self.mean else self._waic(float(traces.nbeta[traces.main]))
+        scalars: Scalars = (None, None, None, None)
+        if not self.mean:
+            scalars = self._waic(float(traces.nbeta[traces.main]))
         return Estimates(values, errors, reason, *scalars, flags)
 
     def _waic(self, nbeta: float) -> tuple[float, float, float, float]:
