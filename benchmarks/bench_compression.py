@@ -41,18 +41,20 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="a smaller layer")
     side = 512 if parser.parse_args().quick else 2048
-    torch.set_num_threads(1)  # threads that wait for each other would count as processor time
-    threadpool_limits(1)
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=288, intermediate_size=768, num_hidden_layers=6, num_attention_heads=6, vocab_size=8000
     )
     model = LlamaForCausalLM(config).eval()
     ids = torch.randint(0, 8000, (16, 128))
-    with torch.no_grad():
-        bare = seconds(lambda: forward(model, ids))
-        recorded = seconds(lambda: input_covariances(model, [ids]))
-    print(f"covariance pass / bare forward pass: {recorded / bare:.2f}  ({bare:.2f} s, limit 1.6)")
+    for threads in dict.fromkeys((torch.get_num_threads(), 1)):
+        torch.set_num_threads(threads)
+        with torch.no_grad():
+            bare = seconds(lambda: forward(model, ids))
+            recorded = seconds(lambda: input_covariances(model, [ids]))
+        ratio = f"{recorded / bare:.2f}  ({bare:.2f} s, {threads} threads, limit 1.6)"
+        print(f"covariance pass / bare forward pass: {ratio}")
+    threadpool_limits(1)  # threads that wait for each other would count as processor time
     rng = np.random.default_rng(0)
     w, x = rng.standard_normal((side, side)), rng.standard_normal((side, 2 * side))
     covariance = InputCovariance("layer", x @ x.T / x.shape[1], x.shape[1])

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -149,3 +155,51 @@ def test_too_few_tokens_and_layers_never_reached_are_reported(monkeypatch: pytes
     with pytest.raises(BadInputError, match="0: is a grouped"):
         grouped.of("0")
     assert grouped.of("1").tokens == 9 * 5  # the layers around it keep their covariances
+
+
+def _private_bytes() -> int:
+    """Memory of this process that no file backs."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith("RssAnon")).split()[1])
+
+
+def _peak(work: Callable[[], object]) -> int:
+    """The most memory that is used during a call, beyond what is used before it."""
+    gc.collect()
+    before, most, done = _private_bytes(), [0], threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            most[0] = max(most[0], _private_bytes())
+            time.sleep(0.001)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        work()
+    finally:
+        done.set()
+        watcher.join()
+    return most[0] - before
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_memory_is_that_of_two_covariances() -> None:
+    """Ten covariances of 18 MB; the bound of two of them has 15 % more for rows of inputs and strips of products."""
+    side = 1536
+    net = nn.Sequential(*(nn.Linear(side, side) for _ in range(10)))
+    batches = [torch.randn(128, side) for _ in range(2)]
+
+    def forward() -> None:
+        with torch.no_grad():
+            for batch in batches:
+                net(batch)
+
+    inputs = CalibrationInputs(net, batches)
+    forward()
+    bare = _peak(forward)
+    recorded = _peak(lambda: [inputs.of(str(i)).tokens for i in range(10)])
+    assert recorded - bare < 2.3 * 8 * side**2, (recorded, bare)
+    everything = _peak(lambda: input_covariances(net, batches))
+    assert everything - bare > 8 * 8 * side**2  # what is measured is seen

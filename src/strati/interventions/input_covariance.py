@@ -2,8 +2,8 @@ r"""Second moments of the inputs of layers, :math:`C = \frac1n \sum_t x_t x_t^T`
 
 Data-aware truncation, GPTQ, AWQ, Wanda and SparseGPT need nothing else of the data, because
 :math:`\|(W - W') X\|_F^2 = n\,\mathrm{tr}\,(W - W')\, C\, (W - W')^T`. Products are computed in the precision of the
-activations on chunks of rows (only one triangle, by symmetry) and summed in double precision. Layers that read the same
-tensor, such as queries, keys and values, share one product.
+activations on chunks of rows (by symmetry little more than one triangle) and summed in double precision. Layers that
+read the same tensor, such as queries, keys and values, share one product.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from scipy.linalg import blas
 from torch import Tensor, nn
 
 from strati.core.errors import BadInputError
@@ -39,6 +38,8 @@ MAX_BYTES = 1_000_000_000
 """Covariances that one pass adds up, in a temporary file; beyond, further passes are made."""
 
 _CHUNK_ROWS = 4096
+_STRIPS, _LEAST_STRIP = 4, 256
+"""Products are computed in horizontal strips from the diagonal on: four do five eighths of the work."""
 _MOST_PATCHES = 16_384
 """Patches of one batch that a convolution counts, evenly spread: neighbouring pixels say nearly the same."""
 _SCORE_DAMPING = 0.01
@@ -203,7 +204,7 @@ class InputMoments:
         self.tokens += tokens
 
     def product(self, inputs: Tensor, real: Tensor | None = None) -> tuple[FloatArray, int]:
-        """The sum of ``x x^T`` over a batch (its upper triangle), and how many tokens it has."""
+        """The sum of ``x x^T`` over a batch, and how many tokens it has; below the diagonal it is not complete."""
         inputs = inputs.detach()
         if real is not None and inputs.shape[: real.ndim] == real.shape:
             inputs = inputs[real]
@@ -211,14 +212,16 @@ class InputMoments:
             ids = inputs.reshape(-1).cpu().numpy()
             return np.bincount(ids, minlength=self._side).astype(np.float64), len(ids)
         rows = patches(self.module, inputs) if self.target.kind == "conv" else inputs.reshape(-1, self._side)
-        total = np.zeros((self._side, self._side))
+        total = torch.zeros((self._side, self._side), dtype=torch.float64)
+        step = max(_LEAST_STRIP, -(-self._side // _STRIPS))
         for start in range(0, len(rows), _CHUNK_ROWS):
             chunk = rows[start : start + _CHUNK_ROWS]
             chunk = chunk if chunk.dtype in (torch.float32, torch.float64) else chunk.float()
-            array = np.ascontiguousarray(chunk.cpu().numpy())
-            rank_k_update = blas.dsyrk if array.dtype == np.float64 else blas.ssyrk
-            total += rank_k_update(1.0, array.T)
-        return total, len(rows)
+            for first in range(0, self._side, step):
+                # Torch and not a BLAS of scipy's: two pools of threads would wait for each other on the same cores.
+                strip = chunk[:, first : first + step].T @ chunk[:, first:]
+                total[first : first + step, first:] += strip.cpu()
+        return total.numpy(), len(rows)
 
     def covariance(self) -> InputCovariance:
         """The mean over all tokens added."""
@@ -226,8 +229,10 @@ class InputMoments:
         if self._diagonal:
             weights = (self._sum + 1.0) / (self._sum.sum() + self._side)
             return InputCovariance(name, np.eye(self.target.shape[1]), self.tokens, weights)
-        matrix = np.asarray(self._sum / max(self.tokens, 1))
-        matrix += np.triu(matrix, 1).T
+        upper = np.triu(self._sum, 1)
+        matrix = upper + upper.T
+        matrix.flat[:: self._side + 1] = np.diagonal(self._sum)
+        matrix /= max(self.tokens, 1)
         return InputCovariance(name, matrix, self.tokens, heads=self.heads)
 
 
