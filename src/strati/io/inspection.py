@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 from strati.core.display import Column, Table, byte_size, command_path, printable, table
 from strati.core.options import resolve
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from strati.core.option_types import InspectOptions
-    from strati.io.adapters.lora import AdapterUpdate
     from strati.io.checkpoint_file import Tensor
     from strati.io.layers import Layer
     from strati.io.network import Openable
@@ -280,37 +279,14 @@ def summary_of(network: Network) -> NetworkFields:
 
 
 def _row(layer: Layer, stored: Tensor | None) -> InspectedLayer:
-    rows, cols = layer.shape
     sized = stored is not None and stored.size
     size = round(stored.nbytes * layer.parameters / stored.size) if sized and stored is not None else 0
     flags = [Flag("quantised", f"stored as {layer.dtype}; the values are what is left of the original")]
-    row: InspectedLayer = {
-        "name": layer.name,
-        "role": layer.role,
-        "block": layer.block,
-        "kind": layer.kind,
-        "rows": rows,
-        "cols": cols,
-        "aspect": max(rows, cols) / min(rows, cols),
-        "parameters": layer.parameters,
+    row: Any = layer.identity_fields() | {
         "bytes": size,
         "matrices": layer.count,
         "dtype": layer.dtype,
         "view": layer.view,
         "warnings": flags if layer.quantised else [],
     }
-    if layer.expert is not None:
-        row["expert"] = layer.expert
-    if layer.adapter is not None:
-        row["adapter"] = adapter_fields(layer.adapter)
-    if layer.quantisation is not None:
-        row["quantisation"] = vars(layer.quantisation)
-    return row
-
-
-def adapter_fields(update: AdapterUpdate) -> dict[str, Any]:
-    """The ``adapter`` field of a layer's JSON: rank, directions used, scale.
-
-    An adapter that was never trained (``B = 0``) uses none.
-    """
-    return {"rank": update.rank, "used_rank": update.used_rank(), "scale": update.scale}
+    return cast("InspectedLayer", row | layer.storage_fields())

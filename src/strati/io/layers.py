@@ -113,6 +113,34 @@ class Layer:
         rows, cols = self.shape
         return rows * cols * self.count if update is None else update.rank * (update.rows + update.cols)
 
+    def identity_fields(self) -> dict[str, Any]:
+        """What a layer's JSON begins with: name, role, block, kind and sizes."""
+        rows, cols = self.shape
+        return {
+            "name": self.name,
+            "role": str(self.role),
+            "block": self.block,
+            "kind": self.kind,
+            "rows": rows,
+            "cols": cols,
+            "aspect": max(rows, cols) / min(rows, cols) if rows and cols else None,
+            "parameters": self.parameters,
+        }
+
+    def storage_fields(self) -> dict[str, Any]:
+        """``expert``, ``quantisation`` and ``adapter`` of a layer's JSON, where they apply.
+
+        An adapter that was never trained (``B = 0``) uses no direction.
+        """
+        fields: dict[str, Any] = {}
+        if self.expert is not None:
+            fields["expert"] = self.expert
+        if self.quantisation is not None:
+            fields["quantisation"] = dict(vars(self.quantisation))
+        if (update := self.adapter) is not None:
+            fields["adapter"] = {"rank": update.rank, "used_rank": update.used_rank(), "scale": update.scale}
+        return fields
+
     def matrices(self) -> Iterator[NDArray[Any]]:
         """The matrices one at a time, in their own dtype; views of the file if it stores them plainly."""
         if self.cut.index is not None:

@@ -16,7 +16,6 @@ from strati.core.display import TableOptions
 from strati.core.errors import BadInputError
 from strati.core.options import nearest, resolve
 from strati.core.results import Flag, Result, Tick, silent
-from strati.io.inspection import adapter_fields
 from strati.io.roles import Role
 from strati.jobs.store import Run
 from strati.spectra.eigenvalues import torch_on
@@ -107,29 +106,10 @@ class Scanned:
         layer, metrics = self.layer, self.spectrum.metrics()
         flags = (*self.spectrum.warnings, *_storage_flags(layer, self.spectrum))
         metrics["state"] = str(self.state)
-        head = {
-            "name": layer.name,
-            "role": str(layer.role),
-            "block": layer.block,
-            "kind": layer.kind,
-            "rows": layer.shape[0],
-            "cols": layer.shape[1],
-            "aspect": max(layer.shape) / min(layer.shape) if min(layer.shape) else None,
-            "parameters": layer.parameters,
-        }
-        return head | metrics | {"view": layer.view} | _storage_fields(layer) | {"warnings": flags}
-
-
-def _storage_fields(layer: Layer) -> dict[str, Any]:
-    """``quantisation``, ``adapter`` and ``expert`` of a layer's row, where they apply."""
-    fields: dict[str, Any] = {}
-    if layer.expert is not None:
-        fields["expert"] = layer.expert
-    if layer.quantisation is not None:
-        fields["quantisation"] = vars(layer.quantisation) | {"noise_floor": layer.noise_floor()}
-    if layer.adapter is not None:
-        fields["adapter"] = adapter_fields(layer.adapter)
-    return fields
+        storage = layer.storage_fields()
+        if "quantisation" in storage:
+            storage["quantisation"]["noise_floor"] = layer.noise_floor()
+        return layer.identity_fields() | metrics | {"view": layer.view} | storage | {"warnings": flags}
 
 
 def _storage_flags(layer: Layer, spectrum: Spectrum) -> tuple[Flag, ...]:
