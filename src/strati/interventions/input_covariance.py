@@ -229,10 +229,13 @@ class InputMoments:
         if self._diagonal:
             weights = (self._sum + 1.0) / (self._sum.sum() + self._side)
             return InputCovariance(name, np.eye(self.target.shape[1]), self.tokens, weights)
-        upper = np.triu(self._sum, 1)
-        matrix = upper + upper.T
-        matrix.flat[:: self._side + 1] = np.diagonal(self._sum)
+        matrix = np.array(self._sum)
         matrix /= max(self.tokens, 1)
+        for start in range(0, self._side, _LEAST_STRIP):  # mirrored in place, without a second matrix
+            stop = start + _LEAST_STRIP
+            corner = np.triu(matrix[start:stop, start:stop])
+            matrix[start:stop, start:stop] = corner + np.triu(corner, 1).T
+            matrix[stop:, start:stop] = matrix[start:stop, stop:].T
         return InputCovariance(name, matrix, self.tokens, heads=self.heads)
 
 
