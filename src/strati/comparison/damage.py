@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log, prod
 from typing import TYPE_CHECKING, Any
 
@@ -149,28 +149,22 @@ def summarise(name: str, array: NDArray[Any], *, exact: bool = True) -> TensorSu
     with np.errstate(all="ignore"):
         for start in range(0, flat.size, CHUNK):
             reader.add(start, _as_float(flat[start : start + CHUNK]), exact)
-        low, high = reader.low, reader.high
-        varied = flat.size > 1 and (low != high or reader.not_finite > 0)
         summary = TensorSummary(
             name,
             tuple(array.shape),
             str(flat.dtype),
             reader.not_finite,
-            low,
-            high,
+            reader.low,
+            reader.high,
             reader.squares,
             exact=exact,
         )
+        varied = flat.size > 1 and (reader.low != reader.high or reader.not_finite > 0)
         if not exact or not varied:
             return summary
         gap = _WILD_GAP_OF_VECTORS if summary.vector else WILD_GAP
-        return TensorSummary(
-            **{
-                **vars(summary),
-                "runs": reader.runs(flat, summary) if reader.blocks else (),
-                "wild": reader.wild(flat, gap),
-            }
-        )
+        runs = reader.runs(flat, summary) if reader.blocks else ()
+        return replace(summary, runs=runs, wild=reader.wild(flat, gap))
 
 
 def _as_float(part: NDArray[Any]) -> NDArray[Any]:

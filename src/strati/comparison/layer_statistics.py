@@ -210,19 +210,16 @@ def _studentised(values: FloatArray, depth: FloatArray) -> tuple[FloatArray, Flo
     count = values.size
     slope = count >= 8 and float(np.ptp(depth)) > 0
     design = np.stack([np.ones(count), depth - depth.mean()] if slope else [np.ones(count)], axis=1)
-    pvalues, expected = np.ones(count), np.empty(count)
-    for i in range(count):
-        others = np.delete(np.arange(count), i)
-        fit, _, rank, _ = np.linalg.lstsq(design[others], values[others], rcond=None)
-        residuals = values[others] - design[others] @ fit
-        freedom = count - 1 - int(rank)
-        expected[i] = design[i] @ fit
-        leverage = float(design[i] @ np.linalg.pinv(design[others].T @ design[others]) @ design[i])
-        # Values equal to rounding have no spread to measure against.
-        spread = max(float(np.sqrt(residuals @ residuals / freedom)), 1e-9)
-        score = (values[i] - expected[i]) / (spread * np.sqrt(1 + leverage))
-        pvalues[i] = 2 * t.sf(abs(score), freedom)
-    return pvalues, expected
+    freedom = count - 1 - design.shape[1]
+    hat = design @ np.linalg.pinv(design)
+    leverage = 1 - np.diag(hat)
+    residuals = values - hat @ values
+    without = residuals / leverage  # the distance from what the others predict
+    # Values equal to rounding have no spread to measure against.
+    squares = float(residuals @ residuals) - residuals * without
+    spread = np.maximum(np.sqrt(np.maximum(squares, 0.0) / freedom), 1e-9)
+    scores = np.abs(without) * np.sqrt(leverage) / spread
+    return np.asarray(2 * t.sf(scores, freedom)), values - without
 
 
 @dataclass(frozen=True)

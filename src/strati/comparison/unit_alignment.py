@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.comparison.independence import CHAIN, CHANNELS_LAST, follows
+from strati.core.assignment import assign
 from strati.io.roles import Role
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ class _Interface:
         if self.block:
             inside = np.arange(self.units) // self.block
             score = np.where(inside[:, None] == inside, score, score.min() - 1e3 * self.units)
-        order = _assigned(score)
+        order = assign(score)
         signs = np.where(turned[np.arange(self.units), order] < 0, -1.0, 1.0)
         return order, signs
 
@@ -218,16 +219,6 @@ class _Interface:
         if np.square(logs[0] + logs[1]).sum() > _CONSISTENT * np.square(logs[0] - logs[1]).sum():
             return None
         return np.asarray(np.exp((logs[0] - logs[1]) / 2), np.float64)
-
-
-def _assigned(score: Array) -> Ints:
-    """The column of each row in the assignment of greatest total score."""
-    best: Ints = np.asarray(score.argmax(axis=1), np.int64)
-    if np.unique(best).size == best.size:
-        return best
-    from scipy.optimize import linear_sum_assignment
-
-    return np.asarray(linear_sum_assignment(score, maximize=True)[1], np.int64)
 
 
 def unit_order(

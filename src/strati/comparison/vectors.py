@@ -99,34 +99,29 @@ def pair_vectors(
         widths: Widths of an attention head to try for a layer of the first network.
     """
     here, there = _vectors(first, layers, 0), _vectors(last, layers, 1)
-    pairs: list[_VectorPair] = []
-    used: tuple[set[str], set[str]] = (set(), set())
     bare = [dict(zip(bare_names(list(side)), side.values(), strict=True)) for side in (here, there)]
-    for key, tensor in bare[0].items():
-        other = bare[1].get(key)
-        if other is not None and other.size == tensor.size:
-            pairs.append(_VectorPair(_Part(tensor.name), _Part(other.name)))
-            used[0].add(tensor.name)
-            used[1].add(other.name)
+    pairs = [
+        _VectorPair(_Part(tensor.name), _Part(bare[1][key].name))
+        for key, tensor in bare[0].items()
+        if key in bare[1] and bare[1][key].size == tensor.size
+    ]
+    used = {pair.first.name for pair in pairs}, {pair.last.name for pair in pairs}
     biases = [
         _bias_pair(a, b, here, there, used, widths.get(a.name, ()))
         for a, b in layers
         if a.count == b.count == 1
     ]
     pairs += [pair for pair in biases if pair is not None]
-    for pair in pairs:
-        used[0].add(pair.first.name)
-        used[1].add(pair.last.name)
-    unpaired = [
-        [name for name in side if name not in taken] for side, taken in zip((here, there), used, strict=True)
-    ]
-    closest = list(_closest(first, last, layers, unpaired))
-    pairs += closest
-    lost = [
-        [name for name in names if name not in {getattr(pair, side).name for pair in closest}]
-        for names, side in zip(unpaired, ("first", "last"), strict=True)
-    ]
-    return VectorPairs(tuple(pairs), tuple(lost[0]), tuple(lost[1]))
+
+    def unpaired() -> list[tuple[str, ...]]:
+        paired = {pair.first.name for pair in pairs}, {pair.last.name for pair in pairs}
+        return [
+            tuple(n for n in side if n not in names)
+            for side, names in zip((here, there), paired, strict=True)
+        ]
+
+    pairs += list(_closest(first, last, layers, unpaired()))
+    return VectorPairs(tuple(pairs), *unpaired())
 
 
 def _vectors(network: Network, layers: Sequence[LayerPair], side: int) -> dict[str, Tensor]:

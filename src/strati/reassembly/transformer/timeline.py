@@ -158,30 +158,30 @@ class Timeline:
                 total += float(table[np.arange(len(table)), at].sum())
         for pair, entries in self.entries.items():
             if of is None or of in (entries.kind_a, entries.kind_b):
-                means, pulls, inverse = self._known[pair]
-                side = entries.sides(places, self.similarity.count)
-                c = inverse @ (side + pulls * means)
-                many = len(entries.values)
-                sum_of_squares = float(entries.values @ entries.values)
-                residual = max(sum_of_squares - 2 * float(c @ side) + float(c @ entries.gram @ c), 0.0)
-                total -= 0.5 * many * float(np.log(residual / many + entries.noise))
+                c, variance = self._fitted(pair, places)
+                total -= 0.5 * len(entries.values) * float(np.log(variance))
                 # the prior, in units of the variance that the pulls were made of
-                total -= 0.5 * float(pulls @ np.square(c - means)) / (sum_of_squares / many + entries.noise)
+                means, pulls, _ = self._known[pair]
+                spread = float(entries.values @ entries.values) / len(entries.values) + entries.noise
+                total -= 0.5 * float(pulls @ np.square(c - means)) / spread
         return total
+
+    def _fitted(self, pair: Pair, places: Mapping[str, Ints]) -> tuple[Matrix, float]:
+        """The coefficients of a pair of roles at these places, and the variance around them."""
+        entries = self.entries[pair]
+        means, pulls, inverse = self._known[pair]
+        side = entries.sides(places, self.similarity.count)
+        c = np.asarray(inverse @ (side + pulls * means))
+        sum_of_squares = float(entries.values @ entries.values)
+        residual = max(sum_of_squares - 2 * float(c @ side) + float(c @ entries.gram @ c), 0.0)
+        return c, residual / len(entries.values) + entries.noise
 
     def fit(self, places: Mapping[str, Ints]) -> dict[Pair, Matrix]:
         """Expected similarity over its variance, by distance, for each pair of roles: estimated at these places."""
         model: dict[Pair, Matrix] = {}
         for pair, entries in self.entries.items():
-            means, pulls, inverse = self._known[pair]
-            side = entries.sides(places, self.similarity.count)
-            c = inverse @ (side + pulls * means)
-            residual = (
-                float(entries.values @ entries.values) - 2 * float(c @ side) + float(c @ entries.gram @ c)
-            )
-            _both_ways(
-                model, pair, c @ entries.shapes / (max(residual, 0.0) / len(entries.values) + entries.noise)
-            )
+            c, variance = self._fitted(pair, places)
+            _both_ways(model, pair, c @ entries.shapes / variance)
         return model
 
     def expected(self) -> dict[Pair, Matrix]:
