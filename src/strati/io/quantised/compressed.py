@@ -48,6 +48,16 @@ WORDS = (
     "weight_global_scale",
 )
 MODELOPT = ("weight", "weight_scale", "weight_scale_2")
+SPARSE = ("compressed", "bitmask", "shape", "row_offsets", "meta")
+
+
+def refuse_sparse() -> Packed:
+    """Weights with many zeros as compressed-tensors keeps them are not decoded.
+
+    Raises:
+        SchemeMismatchError: Always.
+    """
+    raise SchemeMismatchError("it is kept as a mask of bits and what is not zero")
 
 
 def find(

@@ -104,6 +104,17 @@ _PLACE = np.array([0, 4, 1, 5, 2, 6, 3, 7])
 """Where in its word the code of each of eight neighbouring outputs lies."""
 
 
+WORDS = ("qweight", "qzeros", "scales", "g_idx")
+
+
+def is_packed(parts: Mapping[str, Tensor]) -> bool:
+    """Whether a module's tensors are codes and scales of GPTQ or AWQ."""
+    codes, scales = parts.get("qweight"), parts.get("scales")
+    if codes is None or scales is None or codes.dtype != "int32":
+        return False
+    return len(codes.shape) >= 2 and len(scales.shape) == len(codes.shape)
+
+
 def is_awq(parts: Mapping[str, Tensor]) -> bool:
     """Whether the shapes are AWQ's (eight outputs to a word) rather than GPTQ's."""
     return parts["qweight"].shape[-1] * 8 == parts["scales"].shape[-1]

@@ -164,16 +164,7 @@ class _Search:
         if self._method and self._method not in DECODED:
             self._skip_unknown_scheme()
             return
-        for candidates in (
-            self._gptq_awq,
-            self._bitsandbytes_4bit,
-            self._bitsandbytes_8bit,
-            self._compressed,
-            self._sparse,
-            self._nvfp4,
-            self._mxfp4,
-            self._scaled,
-        ):
+        for candidates in (self._bitsandbytes_4bit, self._in_modules, self._mxfp4, self._scaled):
             for name, scheme, members, describe in candidates():
                 self._add(name, scheme, members, describe)
 
@@ -196,17 +187,6 @@ class _Search:
         self.packed.append(packed)
         self._used.update(packed.members)
 
-    def _gptq_awq(self) -> Iterator[_Candidate]:
-        for prefix, parts in self._modules.items():
-            if "qweight" not in parts or "scales" not in parts or len(parts["qweight"].shape) < 2:
-                continue
-            if len(parts["scales"].shape) != len(parts["qweight"].shape) or parts["qweight"].dtype != "int32":
-                continue
-            describe = gptq_awq.awq if gptq_awq.is_awq(parts) else gptq_awq.gptq
-            members = [parts[w].name for w in ("qweight", "qzeros", "scales", "g_idx") if w in parts]
-            call = partial(describe, prefix, parts, self._config)
-            yield f"{prefix}.weight", describe.__name__, members, call
-
     def _bitsandbytes_4bit(self) -> Iterator[_Candidate]:
         for tensor in self._contents.tensors:
             name, state, _ = tensor.name.partition(f".{bnb.STATE}")
@@ -218,39 +198,34 @@ class _Search:
             members = [part.name for part in parts.values()]
             yield name, "bitsandbytes", members, partial(bnb.find_4bit, name, parts, self._contents.read)
 
-    def _bitsandbytes_8bit(self) -> Iterator[_Candidate]:
+    def _in_modules(self) -> Iterator[_Candidate]:
+        """Schemes that name their tensors by the last word."""
+        config, read = self._config, self._contents.read
         for prefix, parts in self._modules.items():
-            if "SCB" in parts and "weight" in parts and parts["weight"].dtype == "int8":
-                weight, scale, layout = parts["weight"], parts["SCB"], parts.get("weight_format")
-                members = [part.name for part in (weight, scale, layout) if part is not None]
-                describe = partial(bnb.find_8bit, weight.name, weight, scale, layout, self._contents.read)
-                yield f"{prefix}.weight", "bitsandbytes", members, describe
-
-    def _compressed(self) -> Iterator[_Candidate]:
-        for prefix, parts in self._modules.items():
-            if "weight_packed" in parts and len(parts["weight_packed"].shape) >= 2:
-                members = [parts[word].name for word in compressed.WORDS if word in parts]
-                describe = partial(compressed.find, prefix, parts, self._config, self._contents.read)
-                yield f"{prefix}.weight", "compressed-tensors", members, describe
-
-    def _sparse(self) -> Iterator[_Candidate]:
-        """Weights with many zeros as compressed-tensors keeps them; not decoded."""
-
-        def describe() -> Packed:
-            raise SchemeMismatchError("it is kept as a mask of bits and what is not zero")
-
-        for prefix, parts in self._modules.items():
-            words = [w for w in ("compressed", "bitmask", "shape", "row_offsets", "meta") if w in parts]
-            if {"compressed", "bitmask"} <= set(words):
-                yield f"{prefix}.weight", "compressed-tensors", [parts[word].name for word in words], describe
-
-    def _nvfp4(self) -> Iterator[_Candidate]:
-        for prefix, parts in self._modules.items():
-            packed = "weight" in parts and parts["weight"].dtype == "uint8"
-            if packed and {"weight_scale", "weight_scale_2"} <= set(parts):
-                members = [parts[word].name for word in compressed.MODELOPT]
+            weight = parts.get("weight")
+            dtype = None if weight is None else weight.dtype
+            words: tuple[str, ...]
+            describe: Callable[[], Packed]
+            if gptq_awq.is_packed(parts):
+                find = gptq_awq.awq if gptq_awq.is_awq(parts) else gptq_awq.gptq
+                scheme, words = find.__name__, gptq_awq.WORDS
+                describe = partial(find, prefix, parts, config)
+            elif weight is not None and "SCB" in parts and dtype == "int8":
+                scheme, words = "bitsandbytes", ("weight", "SCB", "weight_format")
+                layout = parts.get("weight_format")
+                describe = partial(bnb.find_8bit, weight.name, weight, parts["SCB"], layout, read)
+            elif "weight_packed" in parts and len(parts["weight_packed"].shape) >= 2:
+                scheme, words = "compressed-tensors", compressed.WORDS
+                describe = partial(compressed.find, prefix, parts, config, read)
+            elif {"compressed", "bitmask"} <= parts.keys():
+                scheme, words = "compressed-tensors", compressed.SPARSE
+                describe = compressed.refuse_sparse
+            elif dtype == "uint8" and {"weight_scale", "weight_scale_2"} <= parts.keys():
+                scheme, words = "modelopt", compressed.MODELOPT
                 describe = partial(compressed.small_floats, prefix, parts, compressed.MODELOPT, {4})
-                yield f"{prefix}.weight", "modelopt", members, describe
+            else:
+                continue
+            yield f"{prefix}.weight", scheme, [parts[w].name for w in words if w in parts], describe
 
     def _mxfp4(self) -> Iterator[_Candidate]:
         for tensor in self._contents.tensors:
