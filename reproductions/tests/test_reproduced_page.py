@@ -226,12 +226,22 @@ def test_stored_keys_are_those_that_the_code_gives() -> None:
 
 
 def test_every_claim_of_a_stored_table_has_its_verdict() -> None:
-    """A rule that finds none of its rows would say "not tested" of a table that stands below it."""
+    """A rule that finds none of its rows would say "not tested" of a table that stands below it.
+
+    The rows of anti-grokking decide nothing until a test accuracy falls.
+    """
     tables = {
         file.stem: json.loads(file.read_text()) for file in (HOME / "docs" / "reproduced").glob("*.json")
     }
+    without_fall = {
+        name
+        for name, table in tables.items()
+        if any(row.get("key") == "heralded" and row["facts"]["of"] == 0 for row in table["rows"])
+    }
     blind = [
-        c.says for c in CLAIMS if c.entry in tables and c.verdict(tables[c.entry]["rows"]) == "not tested"
+        c.says
+        for c in CLAIMS
+        if c.entry in set(tables) - without_fall and c.verdict(tables[c.entry]["rows"]) == "not tested"
     ]
     assert not blind
 

@@ -121,8 +121,8 @@ CLAIMS: tuple[Claim, ...] = (
     Claim("fcn-mnist-grid", "Networks with the paper's test accuracy have the paper's alphas (table 1)",
           "One of the trainings of the grid gives all numbers of table 1 within two standard errors.",
           grid_reaches_the_table,
-          "No training of the grid gives all numbers of table 1 within two standard errors; the table of the grid says "
-          "how close the best one comes."),
+          "The table says how close the closest training of the grid comes, and with what errors. With few networks of "
+          "each training the errors are large, so that a difference within two of them is weak evidence."),
     Claim("pretrained", "Alpha predicts nothing in pretrained networks (tables 2, 3, figures 5, 6)",
           "The paper's networks are not available here; this holds on the pretrained networks that are.",
           lambda r: alpha_predicts_nothing(r, vit=False)),
@@ -234,11 +234,11 @@ CLAIMS: tuple[Claim, ...] = (
           "The coefficient falls in every run. When it starts to fall depends on gamma, so it is no early warning of "
           "generalisation.", coefficient_falls,
           "It does not fall in every run.", by_paper=False),
-    Claim("grokking-levels", "At the end the learning coefficient is lower in runs that generalise than in one that "
-          "memorises", "This holds at one gamma for all runs, which was fixed before the run.",
+    Claim("grokking-levels", "At the end the learning coefficient is lower in a run that generalises than in one that "
+          "memorises", "This holds for one run each, at one gamma that was fixed beforehand.",
           generalising_is_lower,
-          "At one gamma for all runs, fixed before the run, not every run that generalises ends below the one that "
-          "memorises.", by_paper=False),
+          "At one gamma that was fixed beforehand, the run that generalises does not end below the one that memorises "
+          "(one run each).", by_paper=False),
     Claim("grokking", "Spectra change before the test loss of modular addition falls",
           "They change as early as the training loss: they show that something was learned, not that it generalises.",
           lambda r: complete(r, "order", first="spectra", second="test-loss"), by_paper=False),
@@ -255,8 +255,9 @@ CLAIMS: tuple[Claim, ...] = (
           "In the run tested `positional` of `strati scan --heads` points to another head.", by_paper=False),
     Claim("head-roles", "Susceptibilities separate previous-token and induction heads from the others",
           "This holds in the run tested, for repeated against unrepeated text.", susceptibilities_separate,
-          "In the run tested their contrasts between repeated and unrepeated text overlap with those of other heads, "
-          "so they do not identify the heads of the induction circuit."),
+          "In the run tested their contrasts between repeated and unrepeated text overlap with those of other heads "
+          "within the errors, so they do not identify the heads of the induction circuit. The paper uses principal "
+          "components over many kinds of tokens."),
     Claim("anti-grokking", "Alpha below 2 comes before every fall of the test accuracy",
           "The table says how many steps before, and how often alpha is below 2 without a fall.",
           lambda r: comes_first(r, "alpha"), "Some falls came without this sign; the table has the steps."),

@@ -226,8 +226,8 @@ ENTRIES: dict[str, Entry] = {
         "grokking.grokking:grokking_levels",
         "grokking",
         "the learning coefficient of runs that generalise and of one that memorises, at one gamma",
-        needs="Two trainings of `grokking` and one without weight decay, and learning coefficients of 12 checkpoints "
-        "each: about 25 minutes of the processor.",
+        needs="A training of `grokking` and one without weight decay, and learning coefficients of 12 checkpoints "
+        "each: about 15 minutes of the processor. A stopped run continues.",
     ),
     "anti-grokking": Entry(
         "anti_grokking.anti_grokking:anti_grokking",
@@ -256,7 +256,7 @@ ENTRIES: dict[str, Entry] = {
         "in_context.stages:in_context",
         "in-context-learning",
         "a two-layer attention-only transformer: which stages of in-context learning appear",
-        revision=3,
+        revision=4,
     ),
     "refined-coefficients": Entry(
         "in_context.refined:refined_coefficients",

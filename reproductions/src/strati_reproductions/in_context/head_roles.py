@@ -27,8 +27,17 @@ from strati.landscape.influence.influence import influence
 from strati.spectra.scan import scan
 from strati_reproductions.checkpointed_training import save, step_of
 from strati_reproductions.in_context.model import ROTARY_BASE
-from strati_reproductions.in_context.refined import GAMMA, head_kinds
-from strati_reproductions.in_context.stages import FULL, QUICK, Size, load_into, measure, split_text, train
+from strati_reproductions.in_context.refined import head_kinds
+from strati_reproductions.in_context.stages import (
+    FULL,
+    GAMMA,
+    QUICK,
+    Size,
+    load_into,
+    measure,
+    split_text,
+    train,
+)
 from strati_reproductions.pictures import drawn, panels
 from strati_reproductions.pictures import save as save_figure
 from strati_reproductions.registry import Reproduction, Row

@@ -26,6 +26,7 @@ from strati.landscape.llc.llc import llc
 from strati_reproductions.checkpointed_training import step_of
 from strati_reproductions.in_context.stages import (
     FULL,
+    GAMMA,
     QUICK,
     Measurement,
     Size,
@@ -41,8 +42,6 @@ from strati_reproductions.rows import Fact
 if TYPE_CHECKING:
     from strati_reproductions.in_context.model import AttentionOnly
 
-GAMMA = 300.0
-"""Localisation of every coefficient: weights move by 0.06 at most, about half of the size of a trained weight."""
 _CHAINS = 4
 _KIND = 0.3  # mean attention from which on a head is a previous-token or an induction head
 _DATA = ("text", "repeated sequences")
@@ -58,7 +57,7 @@ class Refined:
 
 def refined_coefficients(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
     """Estimate the coefficients of every head and of two kinds of data at some checkpoints of ``in-context``."""
-    size, count = (QUICK, 3) if quick else (FULL, 5)
+    size, count = (QUICK if quick else FULL), 3
     home = folder.parent / "in-context"
     model, paths = train(size, seed, home, tick)
     _, held_out = split_text(size, home)

@@ -174,7 +174,13 @@ def _measured(
 
 def _closest(cells: list[Cell]) -> list[Row]:
     best = cells[0]
-    facts: dict[str, Fact] = {"distance": best.distance, "cells": len(cells), "within": best.distance <= 2}
+    facts: dict[str, Fact] = {
+        "distance": best.distance,
+        "cells": len(cells),
+        "within": best.distance <= 2,
+        "networks": len(best.values),
+        "planned": PLANNED,
+    }
     rows = [
         Row(
             "closest training: largest difference from the paper, in standard errors",
