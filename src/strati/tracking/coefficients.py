@@ -201,6 +201,7 @@ def _stable_step(objective: Objective, nbeta: float, config: LLCConfig) -> tuple
     from strati.core.rng import derive
     from strati.landscape.llc.sampling_plan import sampling_plan
     from strati.landscape.llc.sgld import SGLDKernel, batches_of
+    from strati.landscape.llc.tuning import SHARE_OF_STABLE, SHARE_OF_TRACK
 
     trial = LLCConfig(
         sampler="sgld", nbeta=nbeta, gamma=config.gamma or 1.0, seed=_CHOSEN, batch=config.batch
@@ -209,7 +210,8 @@ def _stable_step(objective: Objective, nbeta: float, config: LLCConfig) -> tuple
     kernel = SGLDKernel(objective, plan)
     generator = torch.Generator().manual_seed(derive(_CHOSEN, "track curvature"))
     zero = torch.zeros_like(objective.flat.theta)
-    return kernel.stable(zero, batches_of(objective, plan)[0], generator), kernel.slowest
+    stable = kernel.stable(zero, batches_of(objective, plan)[0], generator)
+    return SHARE_OF_TRACK / SHARE_OF_STABLE * stable, kernel.slowest
 
 
 def _bounded(traces: Traces, config: LLCConfig) -> bool:

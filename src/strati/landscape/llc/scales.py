@@ -69,11 +69,6 @@ class DensityOfStates:
     left_out: FloatArray
     localised: bool
 
-    def log_volume(self, epsilon: float) -> float:
-        """``ln V(eps)`` up to a constant."""
-        end = np.searchsorted(self.log_loss, math.log(epsilon))
-        return float(logsumexp(self.log_weight[:end])) if end else -math.inf
-
     def coefficient(self, epsilon: float) -> tuple[float, float] | None:
         """``lambda(eps)`` and its standard error; ``None`` where there are too few samples.
 

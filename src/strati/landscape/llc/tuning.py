@@ -114,6 +114,7 @@ CONDITIONAL_NUMBERS = 4_000_000  # held at once
 SHARE_OF_STABLE = 0.375
 """Of the largest stable step, 4/k. The step alone does not heat a quadratic loss, and noise of minibatches heats the
 stiffest direction 1.6 times as much as to first order."""
+SHARE_OF_TRACK = 0.25  # the same for checkpoints, whose step is not shortened where the chains arrive
 MOST_CONTROLS, CONTROL_NUMBERS = 64, 1 << 24  # minibatches with control variates, and numbers in all of these
 TOGETHER = 50_000  # parameters up to which chains share one batched pass
 PIECE = 1 << 16  # parameters moved at a time: what a step reads and writes of them stays in the cache
