@@ -248,7 +248,7 @@ CLAIMS: tuple[Claim, ...] = (
           "Not all stages appeared in this order; the table says which did."),
     Claim("refined-coefficients", "Induction heads have lower learning coefficients than other heads of their layer",
           "This holds in the run tested.", induction_is_lower,
-          "In the run tested another head has a coefficient as low."),
+          "In the run tested they do not have the lower coefficients; the table has those of every head."),
     Claim("head-roles", "The weights alone tell which head attends to the previous token",
           "Use `positional` of `strati scan --heads`; this was tested on one small network with rotary positions.",
           previous_token_head_is_found,
