@@ -203,7 +203,8 @@ ENTRIES: dict[str, Entry] = {
     "acting": Entry(
         "acting.table:acting",
         "plans",
-        "plans against uniform allocation on unseen data: four networks, truncate and quantise, three budgets",
+        "plans of data-aware edits against uniform allocation and plans of plain edits: three networks, six budgets",
+        revision=2,
     ),
     "acting-claims": Entry(
         "acting.claims:claims",
