@@ -215,3 +215,31 @@ def test_gptq_gives_the_codes_of_llm_compressor() -> None:
     codes = np.round(theirs[0].numpy() / step)
     ours = np.round(gptq(w, c, 4, symmetric=True) / step)
     assert np.mean(codes == ours) > 0.995
+
+
+@pytest.mark.parametrize("group", [128, 32])
+def test_gptq_gives_the_codes_of_gptqmodel(group: int) -> None:
+    """One layer of 192 x 256 to 4 bits, with the options matched in which the defaults of the two differ.
+
+    The defaults of gptqmodel are a symmetric grid of another scale, a damping of 5 %, an order of the groups by the
+    inputs' power, and blocks of 128 columns inside which the scales of smaller groups do not see the compensation.
+    """
+    gptqmodel = pytest.importorskip("gptqmodel")
+    import numpy as np
+    from gptqmodel.quantization.gptq import GPTQ
+
+    from strati.interventions.quantise_prune import gptq
+
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(256, 192, bias=False)
+    inputs = torch.randn(1, 2048, 256) @ (torch.randn(256, 256) / 16)
+    matched = {"sym": False, "damp_percent": 0.01, "act_group_aware": False, "desc_act": False}
+    reference = GPTQ(layer, gptqmodel.QuantizeConfig(bits=4, group_size=group, **matched))
+    reference.quantizer.configure(perchannel=True)
+    reference.add_batch(inputs, layer(inputs))
+    theirs, scales, _, groups = reference.quantize(blocksize=group)[:4]
+    rows = inputs[0].double().numpy()
+    ours = gptq(layer.weight.detach().numpy(), rows.T @ rows / len(rows), 4, group)
+    step = scales.double().numpy()[:, groups.numpy()]
+    equal = np.mean(np.round(theirs.double().numpy() / step) == np.round(ours / step))
+    assert equal >= 0.999, equal
