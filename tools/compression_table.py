@@ -33,8 +33,9 @@ from torch import nn
 
 import strati
 from strati.evaluate.batches import read_path
+from strati.interventions.cached_forward import Measurement
 from strati.interventions.compress.plan import plan
-from strati.interventions.evaluator import Evaluator, Measurement
+from strati.interventions.evaluator import Evaluator
 from strati.interventions.input_covariance import CalibrationInputs, SequentialInputs, input_covariances
 from strati.interventions.kinds import make, read_setting
 from strati.interventions.study import study

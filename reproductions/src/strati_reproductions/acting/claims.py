@@ -20,8 +20,8 @@ from strati.core.errors import BadInputError, StratiError
 from strati.core.files import write_atomic
 from strati.core.plugins import require
 from strati.core.results import Flag, Tick
+from strati.interventions.cached_forward import Measurement
 from strati.interventions.compress.plan import plan
-from strati.interventions.evaluator import Measurement
 from strati.interventions.kinds import drop
 from strati.interventions.study import Study, study
 from strati.interventions.targets import as_matrix, find_targets, values_of

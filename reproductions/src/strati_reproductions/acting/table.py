@@ -15,9 +15,10 @@ from strati.core.errors import BadInputError, StratiError
 from strati.core.files import write_atomic
 from strati.core.plugins import require
 from strati.core.results import Flag, Tick
+from strati.interventions.cached_forward import Measurement
 from strati.interventions.compress.costs import scale_of
 from strati.interventions.compress.plan import Plan, plan
-from strati.interventions.evaluator import Evaluator, Measurement
+from strati.interventions.evaluator import Evaluator
 from strati.interventions.input_covariance import CalibrationInputs
 from strati.interventions.kinds import quantise, truncate
 from strati.interventions.study import Study, study
@@ -71,7 +72,7 @@ class Cell:
         inside = "inside" if self.low <= self.plan <= self.high else "outside"
         note = f"even spread {self.even}; plan of plain edits {self.plain}"
         note += f"; predicted {self.predicted:.4f} ({inside})"
-        facts = {
+        facts: dict[str, float | str | bool | None] = {
             "even": self.even.verdict,
             "even_loss": self.even.loss,
             "plain": self.plain.verdict,
