@@ -33,14 +33,13 @@ from torch import nn
 
 import strati
 from strati.evaluate.batches import read_path
-from strati.interventions.cached_forward import Measurement
 from strati.interventions.compress.plan import plan
 from strati.interventions.evaluator import Evaluator
 from strati.interventions.input_covariance import CalibrationInputs, SequentialInputs, input_covariances
 from strati.interventions.kinds import make, read_setting
 from strati.interventions.study import study
 from strati.interventions.targets import find_targets, put_values
-from strati.interventions.tasks import StudyData, make_task, standard_error
+from strati.interventions.tasks import Measurement, StudyData, make_task, standard_error
 from strati.io.to_module import as_module
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

@@ -20,12 +20,11 @@ from strati.core.errors import BadInputError, StratiError
 from strati.core.files import write_atomic
 from strati.core.plugins import require
 from strati.core.results import Flag, Tick
-from strati.interventions.cached_forward import Measurement
 from strati.interventions.compress.plan import plan
 from strati.interventions.kinds import drop
 from strati.interventions.study import Study, study
 from strati.interventions.targets import as_matrix, find_targets, values_of
-from strati.interventions.tasks import StudyData, standard_error
+from strati.interventions.tasks import Measurement, StudyData, standard_error
 from strati.spectra.spectrum import spectrum
 from strati_reproductions import zoo
 from strati_reproductions.acting.subjects import ActingCase

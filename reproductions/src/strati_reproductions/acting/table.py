@@ -15,14 +15,13 @@ from strati.core.errors import BadInputError, StratiError
 from strati.core.files import write_atomic
 from strati.core.plugins import require
 from strati.core.results import Flag, Tick
-from strati.interventions.cached_forward import Measurement
 from strati.interventions.compress.costs import scale_of
 from strati.interventions.compress.plan import Plan, plan
 from strati.interventions.evaluator import Evaluator
 from strati.interventions.input_covariance import CalibrationInputs
 from strati.interventions.kinds import quantise, truncate
 from strati.interventions.study import Study, study
-from strati.interventions.tasks import make_task, standard_error
+from strati.interventions.tasks import Measurement, make_task, standard_error
 from strati_reproductions.acting.subjects import CASES, ActingCase
 from strati_reproductions.registry import Reproduction, Row
 
