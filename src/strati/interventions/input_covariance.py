@@ -127,7 +127,7 @@ class InputScores:
         assert self._covariance is not None
         if self._covariance.frequencies is not None:
             h = self._covariance.frequencies
-            return 2 * h[:, None] + 2 * _SCORE_DAMPING * h.mean()
+            return np.asarray(2 * h[:, None] + 2 * _SCORE_DAMPING * h.mean())
         h = self._covariance.matrix
         mean = float(np.diag(h).mean()) or 1.0
         damped = 2 * h + 2 * _SCORE_DAMPING * mean * np.eye(len(h))
