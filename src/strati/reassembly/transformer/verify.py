@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,16 +162,21 @@ class PlacedModel:
         self.numbers: dict[Socket, int] = {}
         self.parameters: dict[Socket, Any] = {}
         for block, layer in enumerate(self._stack[1]):
-            by_name = dict(layer.named_parameters())
+            left = dict(layer.named_parameters())
             for slot in self.blueprint.block:
-                name = slot.name.partition("{}.")[2]
-                if name not in by_name:
-                    raise BadInputError(
-                        name, "is not in the network that transformers builds from config.json"
-                    )
-                held = (answer.blocks if slot.matrix else answer.vectors)[block]
-                self.numbers[slot.role, block] = held[slot.role]
-                self.parameters[slot.role, block] = by_name[name]
+                number = (answer.blocks if slot.matrix else answer.vectors)[block][slot.role]
+                values = np.asarray(pieces.arrays[number], np.float32)
+                # transformers may rename parameters: they are found by their values, equal ones by the nearest name
+                equal = {
+                    name: SequenceMatcher(None, name, slot.name).ratio()
+                    for name, parameter in left.items()
+                    if np.array_equal(parameter.detach().numpy(), values)
+                }
+                if not equal:
+                    text = "is not in the network that transformers builds from config.json"
+                    raise BadInputError(slot.name.format(block), text)
+                self.numbers[slot.role, block] = number
+                self.parameters[slot.role, block] = left.pop(max(equal, key=equal.__getitem__))
         self.look_at(inputs, targets)
 
     def look_at(self, inputs: Mapping[str, Any], targets: NDArray[Any] | None) -> None:
