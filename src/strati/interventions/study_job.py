@@ -256,6 +256,8 @@ def _stacked_experts(model: nn.Module, config: StudyConfig) -> tuple[str, ...]:
     """The layers of experts that interventions on layers do not reach, because one tensor holds all experts."""
     if config.patterns != ("*",) or "layer" not in {unit_of(name) for name in config.names}:
         return ()
+    if not any(parameter.ndim == 3 for parameter in model.parameters()):
+        return ()
     return tuple(target.name for target in find_experts(model, required=False))
 
 
