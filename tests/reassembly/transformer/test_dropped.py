@@ -361,3 +361,37 @@ def test_recorded_outputs_make_a_post_norm_network_exact():
         assert told.vectors == right
         change = np.abs(answers(again, tokens, strati.configs.ReassembleConfig()) - outputs).max()
         assert (change < 1e-4) == (role == "k.bias")
+
+
+@pytest.mark.slow
+def test_recorded_outputs_turn_a_reversed_vision_transformer_round():
+    """transformers renames the parameters of a ViT when it loads them, so pieces are found by their values."""
+    from dataclasses import replace
+
+    from strati.reassembly.transformer.verify import answers, verified
+
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2, image_size=8, patch_size=4,
+        num_channels=1, num_labels=5,
+    )  # fmt: skip
+    model = transformers.ViTForImageClassification(config).eval()
+    with torch.no_grad():
+        for values in model.parameters():
+            if values.ndim == 1:
+                values.add_(0.1 * torch.randn_like(values))
+            else:
+                values.mul_(3)
+    images = np.random.default_rng(0).normal(size=(16, 1, 8, 8)).astype("f4")
+    with torch.no_grad():
+        outputs = model(pixel_values=torch.tensor(images)).logits.numpy()
+    dropped = shuffle_transformer(model, seed=3)
+    blocks, vectors = (tuple(dropped.answer[part]) for part in ("blocks", "vectors"))
+    truth = replace(strati.reassemble(dropped), blocks=blocks, vectors=vectors)
+    settings = strati.configs.ReassembleConfig(seconds=60)
+    assert np.allclose(answers(truth, images, settings), outputs, atol=1e-5)
+    back = replace(truth, blocks=blocks[::-1], vectors=vectors[::-1])
+    rebuilt = verified(back, images, outputs, settings)
+    assert rebuilt.exact is True and rebuilt.blocks == blocks and rebuilt.vectors == vectors
