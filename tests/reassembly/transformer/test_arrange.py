@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import strati
-from strati.reassembly.transformer.arrange import arrange
+from strati.reassembly.transformer.arrange import arrange, merged
 from strati.reassembly.transformer.shuffle import shuffle_transformer
 from strati.reassembly.transformer.solve import solve_transformer
 from strati.reassembly.transformer.timeline import Expected, Similarity, Timeline
@@ -37,12 +37,27 @@ def shuffled(count, seed):
     return {kind: rng.permutation(count) for kind in "abc"}
 
 
+def test_units_surely_of_one_block_become_one_kind_and_come_apart_again():
+    places = shuffled(7, 1)
+    given = chained(places)
+    one = merged(given)
+    assert list(one.similarity.units) == ["a", "c"] and one.similarity.units["a"] == ("a", "b")
+    assert list(one.similarity.together) == [("a", "c")]
+    back = one.apart({"a": places["a"], "c": places["c"]})
+    assert all(np.array_equal(back[kind], places[kind]) for kind in "abc")
+
+
+def test_kinds_that_nothing_ties_together_stay_apart():
+    assert list(merged(chained(shuffled(7, 2), told=3.0)).similarity.units) == ["a", "b", "c"]
+
+
 @pytest.mark.parametrize("count", [5, 20])
 def test_chains_of_known_places_are_found(count):
     places = shuffled(count, 3)
     given = chained(places)
     prior = {(x, y): (Expected(0.3, 0.2),) * 3 + (Expected(0.1, 0.2),) for x in "abc" for y in "abc"}
-    found = arrange(Timeline(given, prior), np.random.default_rng(0))
+    one = merged(given)
+    found = one.apart(arrange(Timeline(one.similarity, prior), np.random.default_rng(0))[0].places)
     forward = all(np.array_equal(found[kind], places[kind]) for kind in "abc")
     backward = all(np.array_equal(count - 1 - found[kind], places[kind]) for kind in "abc")
     assert forward or backward

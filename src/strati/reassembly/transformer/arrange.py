@@ -4,8 +4,8 @@ The likeliest arrangement (:mod:`~strati.reassembly.transformer.timeline`) maxim
 pairs of roles, with ``f`` the expected similarity by distance, estimated again from each arrangement.
 
 Moves: one kind of units assigned anew to all places (Hungarian); insertions, exchanges and reversals of single units
-or whole blocks; and kinds turned round or shifted, so that the first hill is not the last. The start is the Fiedler
-order of blocks. Which end comes first is decided in :mod:`~strati.reassembly.transformer.solve`.
+or whole blocks; and random kicks, so that the first hill is not the last. The start of a kind's own chain is its
+Fiedler order. Which end comes first is decided in :mod:`~strati.reassembly.transformer.direction`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from strati.core.assignment import assign
-from strati.reassembly.transformer.evidence import chain, checked
-from strati.reassembly.transformer.timeline import Expected, Similarity, Timeline
+from strati.reassembly.transformer.evidence import chain, checked, margins
+from strati.reassembly.transformer.timeline import Expected, Similarity, Timeline, reordered
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
 _NEAR = 8
 _FEW = 16
 _ENOUGH = 10
+_SURELY = 12.0
 """With more than so many (the second) blocks single units move at most so far (the first); likeness alone tells blocks
-only where there are so many (the third)."""
+only where there are so many (the third); nats by which units must be told to be of one block to be moved as one."""
 
 
 @dataclass(frozen=True)
@@ -43,23 +45,45 @@ class Arrangement:
     fit: float
 
 
-def arrange(line: Timeline, rng: np.random.Generator) -> dict[str, Ints]:
-    """Places of all units in the likeliest arrangement that moves lead to.
-
-    The start is the path of whole blocks, in both directions. A kind of units may lie the wrong way round or a place
-    too far, so each is also turned round and shifted. Random kicks follow.
+def arrange(line: Timeline, rng: np.random.Generator) -> list[Arrangement]:
+    """Arrangements of the units, likeliest first; different starts that end alike are one.
 
     Args:
         line: Similarities and what is expected of them.
         rng: For the kicks.
     """
     count = line.similarity.count
-    places = _turned(line, _blocks_first(line.similarity), list(line.similarity.units), 2)
-    best = Arrangement(places, line.log_likelihood(places))
+    ended: dict[bytes, Arrangement] = {}
+
+    def settle(places: Mapping[str, Ints], rounds: int) -> Arrangement:
+        arrangement = _settled(line, places, rounds)
+        ended[b"".join(arrangement.places[kind].tobytes() for kind in sorted(places))] = arrangement
+        return arrangement
+
+    best = max((settle(start, 4) for start in _starts(line)), key=lambda arrangement: arrangement.fit)
+    for _ in range(3):  # a kind of units may lie the wrong way round, or a place too far
+        before = best.fit
+        for kicked in _shifted(best.places, count):
+            trial = settle(kicked, 2)
+            best = trial if trial.fit > best.fit else best
+        if best.fit <= before or count > _FEW:
+            break
     for _ in range(60 if count <= 8 else 16 if count <= _FEW else 2):
-        trial = _settled(line, _perturb(best.places, count, rng), 2)
+        trial = settle(_perturb(best.places, count, rng), 2)
         best = trial if trial.fit > best.fit else best
-    return dict(best.places)
+    return sorted(ended.values(), key=lambda arrangement: -arrangement.fit)
+
+
+def _settled(
+    line: Timeline, places: Mapping[str, Ints], rounds: int, free: Sequence[str] | None = None
+) -> Arrangement:
+    """Moves while the objective grows, the coefficients estimated again after each round."""
+    for _ in range(rounds):
+        before = places
+        places = _improve(_Tables(line.similarity, line.fit(places)), places, free)
+        if all(np.array_equal(at, before[kind]) for kind, at in places.items()):
+            break
+    return Arrangement(places, line.log_likelihood(places))
 
 
 def initial_placement(line: Timeline, fixed: str) -> dict[str, Ints]:
@@ -73,41 +97,18 @@ def initial_placement(line: Timeline, fixed: str) -> dict[str, Ints]:
     places = {fixed: np.arange(similarity.count)}
     tables = _Tables(similarity, line.expected())
     places |= {kind: assign(tables.others(places, kind)) for kind in free}
-    return _turned(line, [places, _improve(tables, places, free)], free, 1, free)
 
-
-def _turned(
-    line: Timeline,
-    starts: Sequence[Mapping[str, Ints]],
-    kinds: Sequence[str],
-    rounds: int,
-    free: Sequence[str] | None = None,
-) -> dict[str, Ints]:
-    """The best arrangement that starts lead to, its kinds turned round or shifted by a place while that gains."""
-    count = line.similarity.count
+    starts = (places, _improve(tables, places, free))
     best = max((_settled(line, start, 4, free) for start in starts), key=lambda arrangement: arrangement.fit)
     for _ in range(3):
         before = best.fit
-        for kind in kinds:
-            at = best.places[kind]
-            for kicked in (count - 1 - at, (at + 1) % count, (at - 1) % count):
-                trial = _settled(line, {**best.places, kind: kicked}, rounds, free)
+        for kind in free:
+            for kicked in _shifted({kind: best.places[kind]}, similarity.count):
+                trial = _settled(line, {**best.places, **kicked}, 1, free)
                 best = trial if trial.fit > best.fit else best
-        if best.fit <= before or (free is None and count > _FEW):
+        if best.fit <= before:
             break
     return dict(best.places)
-
-
-def _settled(
-    line: Timeline, places: Mapping[str, Ints], rounds: int, free: Sequence[str] | None = None
-) -> Arrangement:
-    """Moves while the objective grows, the coefficients estimated again after each round."""
-    for _ in range(rounds):
-        before = places
-        places = _improve(_Tables(line.similarity, line.fit(places)), places, free)
-        if all(np.array_equal(at, before[kind]) for kind, at in places.items()):
-            break
-    return Arrangement(places, line.log_likelihood(places))
 
 
 class _Tables:
@@ -236,6 +237,37 @@ def _moves(n: int, place: int, reach: int) -> Ints:
     return np.stack(orders)
 
 
+def _starts(line: Timeline) -> list[dict[str, Ints]]:
+    """Blocks by likeness alone along their path; each kind along its own; the other kinds assigned to one of these."""
+    similarity = line.similarity
+    tables = _Tables(similarity, line.expected())
+    starts = _blocks_first(similarity)
+    chains = {
+        kind: path(
+            sum(
+                (similarity.between[role, role] for role in roles),
+                np.zeros((similarity.count, similarity.count)),
+            )
+        )
+        for kind, roles in similarity.units.items()
+    }
+    for ways in product((1, -1), repeat=len(chains)):  # a chain does not know which end is its first
+        turned = zip(chains.items(), ways, strict=True)
+        starts.append({kind: np.argsort(chain_order[::way]) for (kind, chain_order), way in turned})
+    for first, chain_order in chains.items():
+        for order in (chain_order, chain_order[::-1]):
+            places = {first: np.argsort(order)}
+            while len(places) < len(similarity.units):
+                unplaced = [kind for kind in similarity.units if kind not in places]
+                scores = {kind: tables.others(places, kind) for kind in unplaced}
+                best = {kind: assign(score) for kind, score in scores.items()}
+                clear = {k: float(scores[k][np.arange(similarity.count), best[k]].sum()) for k in unplaced}
+                kind = max(unplaced, key=lambda k: clear[k])
+                places[kind] = best[kind]
+            starts.append(places)
+    return starts
+
+
 def joined(
     similarity: Similarity,
     same: Mapping[str, Expected],
@@ -268,6 +300,65 @@ def joined(
             expected = {name: same[name] for name in signals if name in same}
             evidence_tables[kind_a, kind_b] = checked(signals, expected, rng)
     return replace(similarity, together=evidence_tables)
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Units of several kinds that are surely of one block, as one kind.
+
+    Attributes:
+        similarity: The similarities of fewer kinds.
+        parts: Kind of unit there, to the kinds it is made of, each with the unit that goes with each unit of the new
+            kind.
+    """
+
+    similarity: Similarity
+    parts: Mapping[str, Mapping[str, Ints]]
+
+    def apart(self, places: Mapping[str, Ints]) -> dict[str, Ints]:
+        """Places of the units of the first kinds."""
+        member_places = {}
+        for kind, members in self.parts.items():
+            for member, order in members.items():
+                member_places[member] = places[kind][np.argsort(order)]
+        return member_places
+
+
+def merged(similarity: Similarity) -> Merged:
+    """Kinds whose units are told by strong evidence to be of one block, every one of them, made one kind.
+
+    Moved one by one, such units would hold each other back.
+    """
+    parts: dict[str, dict[str, Ints]] = {
+        kind: {kind: np.arange(similarity.count)} for kind in similarity.units
+    }
+    home = {kind: kind for kind in similarity.units}
+    for (kind_a, kind_b), table in similarity.together.items():
+        partner = assign(table)
+        sure = (
+            similarity.count > 1
+            and float(margins(table, np.arange(similarity.count), partner).min()) > _SURELY
+        )
+        if sure and home[kind_a] != home[kind_b]:
+            target, gone = home[kind_a], home[kind_b]
+            # unit k of the kept kind goes with these units of `one` and `two`
+            at = partner[parts[target][kind_a]]
+            back = np.argsort(parts[gone][kind_b])
+            for member, order in parts.pop(gone).items():
+                parts[target][member] = order[back[at]]
+                home[member] = target
+    if len(parts) == len(similarity.units):
+        return Merged(similarity, parts)
+    orders = {member: order for members in parts.values() for member, order in members.items()}
+    plain = reordered(similarity, orders)
+    units = {kind: tuple(r for m in members for r in similarity.units[m]) for kind, members in parts.items()}
+    together: dict[Pair, Matrix] = {}
+    for (kind_a, kind_b), table in plain.together.items():
+        a, b = home[kind_a], home[kind_b]
+        if a != b:
+            key, values = ((a, b), table) if (b, a) not in together else ((b, a), table.T)
+            together[key] = together[key] + values if key in together else values
+    return Merged(Similarity(units, plain.between, similarity.count, together, similarity.near), parts)
 
 
 def _blocks_first(similarity: Similarity) -> list[dict[str, Ints]]:
@@ -305,6 +396,15 @@ def path(similarity: Matrix) -> Ints:
             weight[[n - 1 + apart, n - 1 - apart]] = value
     table = similarity[:, :, None] * weight
     return _reorder(table, np.zeros((n, n)), fiedler(similarity), n)
+
+
+def _shifted(places: Mapping[str, Ints], count: int) -> list[dict[str, Ints]]:
+    """Each kind of units turned round, or a place on or back."""
+    shifted = []
+    for kind, at in places.items():
+        for new in (count - 1 - at, (at + 1) % count, (at - 1) % count):
+            shifted.append({**places, kind: new})
+    return shifted
 
 
 def _perturb(places: Mapping[str, Ints], count: int, rng: np.random.Generator) -> dict[str, Ints]:

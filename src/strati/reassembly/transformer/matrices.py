@@ -16,7 +16,7 @@ import numpy as np
 
 from strati.core.assignment import assign
 from strati.core.results import Tick, silent
-from strati.reassembly.transformer.arrange import arrange, joined
+from strati.reassembly.transformer.arrange import arrange, joined, merged
 from strati.reassembly.transformer.blueprint import slots_of, unit_kinds
 from strati.reassembly.transformer.evidence import (
     PAIRS,
@@ -223,8 +223,7 @@ def place_matrices(
     similar = replace(
         similar, together={**similar.together, **_of_one_norm(normalised, kinds, numbers, similar)}
     )
-    line = Timeline(similar, prior.coefficients)
-    places = climb(line, arrange(line, rng))
+    places = _arranged(similar, prior, rng)
     tick("arranged")
     for kind, roles in kinds.items():
         order = np.argsort(places[kind])
@@ -249,6 +248,13 @@ def place_matrices(
             for slot in slots_of(kinds[kind], blueprint)
         },
     )
+
+
+def _arranged(similar: Similarity, prior: Prior, rng: np.random.Generator) -> dict[str, Ints]:
+    """Places of all units: those that are surely of one block are arranged as one, then each is tried alone."""
+    joint = merged(similar)
+    places = arrange(Timeline(joint.similarity, prior.coefficients), rng)[0].places
+    return climb(Timeline(similar, prior.coefficients), joint.apart(places))
 
 
 def reversed_order(placed: Placed) -> Placed:
