@@ -38,6 +38,6 @@ def test_tables_of_the_paper(dropped_net, tmp_path):
 def test_figures_of_the_paper(dropped_net, tmp_path):
     pytest.importorskip("matplotlib")
     drawn = reproduce("dropped-net-figures", folder=tmp_path)
-    assert len(drawn.figures) == 6 and all((tmp_path / "dropped-net-figures").iterdir())
+    assert len([path for path in drawn.figures if path.endswith(".png")]) == 6
     traces = [row.ours for row in drawn.rows if "traces" in row.what]
     assert traces == pytest.approx([-13.5, -7.4], abs=0.05)
